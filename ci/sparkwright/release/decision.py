@@ -216,7 +216,6 @@ def decide(
         verdict-foreign: The results are about other bytes.
         verdict-hollow: A pass does not have the checks or the measurements that it rests on.
     """
-    policy = policy.of_stack(wheel.stack)
     _require_subject(wheel, results)
     ladder, throughput = results.ladder, results.throughput
     verdicts = ladder.verdicts if ladder else ()
@@ -255,7 +254,7 @@ def decide(
             sorted(set(missing), key=lambda entry: (entry.gate, entry.reference, entry.says))
         ),
         gates=tuple(
-            _gate_result(name, states.get(name), judged, policy)
+            _gate_result(name, states.get(name), judged)
             for name in GATES
             if name in states or name in required.gates
         ),
@@ -333,18 +332,10 @@ def _gates(
         }
         best = compared[max(compared, key=ORDER.index)] if compared else None
         missing += _lacks(wheel, policy, "G8", "", best, outcomes)
-    for recipe in policy.file.faulty if served else ():
-        states = {name: by_gate[name, recipe].state for name in served if (name, recipe) in by_gate}
-        # Gates that failed are judged below.
-        missing += lacks(
-            (name for name in served if states.get(name, "not-run") in ("pass", "not-run")), recipe
-        )
     missing += [
         Missing(verdict.gate, verdict.state, *_reason(verdict))
         for verdict in verdicts
-        if verdict.state in ("fail", "invalid")
-        and verdict.gate in rule.gates
-        and not _excuse(verdict, policy)
+        if verdict.state in ("fail", "invalid") and verdict.gate in rule.gates
     ]
     return missing, tuple(recipe for recipe, lacking in by_recipe.items() if not lacking)
 
@@ -482,29 +473,15 @@ def _reason(verdict: Verdict) -> tuple[str, str]:
     return line(worst.reason), line(f"{worst.name}: {worst.message}")
 
 
-def _gate_result(
-    name: str, state: State | None, ladder: Ladder, policy: ReleasePolicy
-) -> GateResult:
+def _gate_result(name: str, state: State | None, ladder: Ladder) -> GateResult:
     outcomes = ladder.outcomes(name).items()
     texts = (f"{recipe} {', '.join(ends)}".strip() for recipe, ends in sorted(outcomes))
     attempts = line("; ".join(texts))
     if state is None:
         return GateResult(name, GATES[name], "not-run", "it was not run", attempts)
-    own = [entry for entry in ladder.verdicts if (entry.gate, entry.state) == (name, state)]
-    # A fault that only our wheel has is shown before one that the official wheel has, too.
-    shown = min(own, key=lambda entry: bool(_excuse(entry, policy)))
+    shown = next(each for each in ladder.verdicts if (each.gate, each.state) == (name, state))
     says = "" if state == "pass" else _reason(shown)[1]
-    if excuse := _excuse(shown, policy):
-        says = line(f"{shown.recipe}: {says}; {excuse}")
     return GateResult(name, GATES[name], state, says, attempts)
-
-
-def _excuse(verdict: Verdict, policy: ReleasePolicy) -> str:
-    """Return why the fail *verdict* is one of the official wheel; empty if it is not."""
-    fault = policy.file.upstream_faults.get(verdict.label)
-    failing = {check.name for check in verdict.checks if check.state in ("fail", "invalid")}
-    excused = fault and verdict.state == "fail" and failing <= set(fault.checks)
-    return fault.reason if fault and excused else ""
 
 
 def _speed(cell: CellResult, series: Series) -> Speed:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from msgspec.structs import replace
 from packaging.requirements import Requirement
 
 from sparkwright.audit import policy as audit_policy
@@ -143,21 +142,6 @@ class SetRule(_Record, frozen=True):
                 raise ValueError(f"{text!r} names no version of the package index")
 
 
-class UpstreamFault(_Record, frozen=True):
-    """
-    A fault of the official wheel.
-
-    Attributes:
-        stack: Whose official wheel has it.
-        checks: What fails.
-        reason: What it is, and how that was seen.
-    """
-
-    stack: Text
-    checks: Texts
-    reason: Text
-
-
 class PolicyFile(_Record, frozen=True):
     """
     The file.
@@ -166,9 +150,6 @@ class PolicyFile(_Record, frozen=True):
         roles: Days of validity and thresholds of the index's metadata.
         gpu: The compute capability that gates count from (``12.1``).
         recipes: Group → recipes of which one must be shown by every gate of a served model.
-        upstream_faults: Gate and recipe (``G7 NAME``) → what the official wheel fails there, too.
-            A fail of those checks alone keeps no release out of ``verified``, if all gates of a
-            served model were run with the recipe. Never of a recipe in *recipes*.
         url: The address of the index, with a final slash; empty if unknown.
         root: The fingerprint of root 1 of the index; empty if unknown.
         identity: The Sigstore identity that may hold the targets role.
@@ -182,7 +163,6 @@ class PolicyFile(_Record, frozen=True):
     forks: dict[str, ForkRule]
     gates: dict[str, GateRule]
     recipes: dict[str, Texts] = {}
-    upstream_faults: dict[str, UpstreamFault] = {}
     url: IndexUrl = ""
     root: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
     identity: Identity | None = None
@@ -190,11 +170,6 @@ class PolicyFile(_Record, frozen=True):
     profile: str = "default"
     workloads: str = ""
     sets: dict[str, SetRule] = {}
-
-    @property
-    def faulty(self) -> set[str]:
-        """The recipes of *upstream_faults*."""
-        return {label.partition(" ")[2] for label in self.upstream_faults}
 
     @property
     def required(self) -> set[str]:
@@ -216,13 +191,6 @@ class PolicyFile(_Record, frozen=True):
         ):
             if names:
                 raise ValueError(f"{problem} {', '.join(sorted(names))}")
-        shown = {recipe for group in self.recipes.values() for recipe in group}
-        for label in self.upstream_faults:
-            gate, _, recipe = label.partition(" ")
-            if gate not in SERVED or not recipe or recipe in shown:
-                raise ValueError(
-                    f"upstream_faults: {label} is no gate of a recipe beside *recipes*"
-                )
         if required & set(SERVED) and not self.recipes:
             raise ValueError("recipes: the gates of a served model need some")
 
@@ -242,15 +210,6 @@ class ReleasePolicy(msgspec.Struct, frozen=True):
     def digest(self) -> str:
         """The sha256 of the policy, those of the gates included."""
         return sha256_bytes(canonical(self))
-
-    def of_stack(self, stack: str) -> ReleasePolicy:
-        """Return the policy with the faults of the official wheel of *stack* alone."""
-        faults = {
-            label: fault
-            for label, fault in self.file.upstream_faults.items()
-            if fault.stack == stack
-        }
-        return replace(self, file=replace(self.file, upstream_faults=faults))
 
     def expected_digest(self, gate: str, stack: str, recipe: str) -> str:
         """Return the sha256 of the policy of *gate*; empty if any policy will do."""
@@ -284,7 +243,7 @@ def load(root: Path, arch: str = "") -> ReleasePolicy:
 
 
 def _gate_digests(root: Path, file: PolicyFile) -> dict[str, str]:
-    names = {name for group in file.recipes.values() for name in group} | file.faulty
+    names = {name for group in file.recipes.values() for name in group}
     loaded = [recipes.load(root, name) for name in sorted(names)]
     policies = gate_policy.load(root)
     if file.profile not in policies.generation.profiles:
