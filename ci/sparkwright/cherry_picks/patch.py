@@ -360,29 +360,21 @@ def patch_id(objects: Objects, diff: bytes) -> str:
 
 
 def diffs_of(
-    objects: Objects, commits: Iterable[tuple[str, str]], paths: Collection[str]
+    objects: Objects,
+    commits: Iterable[tuple[str, str]],
+    paths: Collection[str],
+    *,
+    context: int = 3,
 ) -> dict[str, bytes]:
     """
     Return the diff of *paths* of each commit of *commits*, pairs of a commit and its parent, by one
     call of git for all of them.
     """
     pairs = "".join(f"{commit} {parent}\n" for commit, parent in commits).encode()
-    words = ["diff-tree", "--stdin", *_FLAGS, "--", *(f":(literal){path}" for path in paths)]
+    words = ["diff-tree", "--stdin", *_FLAGS, f"-U{context}", "--"]
+    words += [f":(literal){path}" for path in paths]
     parts = re.split(rb"(?m)^([0-9a-f]{40})\n", objects.run(words, stdin=pairs)[1])
     return {name.decode(): diff for name, diff in zip(parts[1::2], parts[2::2], strict=True)}
-
-
-def patch_ids(
-    objects: Objects, commits: Iterable[tuple[str, str]], *, context: int = 3
-) -> dict[str, str]:
-    """
-    Return the stable patch-id of each commit of *commits*, pairs of a commit and its parent, by two
-    calls of git for all of them; the contents of the files must be in *objects*.
-    """
-    pairs = "".join(f"{commit} {parent}\n" for commit, parent in commits).encode()
-    diffs = objects.run(["diff-tree", "--stdin", *_FLAGS, f"-U{context}"], stdin=pairs)[1]
-    lines = objects.text("patch-id", "--stable", stdin=diffs).splitlines()
-    return {commit: name for name, commit in (line.split() for line in lines)}
 
 
 def without(diff: bytes, left_out: Collection[str]) -> bytes:

@@ -201,18 +201,15 @@ class Upstream:
         return self.at_commit(name, self.commit(name), patches)
 
     @cached_property
-    def later_releases(self) -> list[FileLock]:
-        """The releases after the locked one, oldest first; see `releases`."""
+    def newer_release(self) -> FileLock | None:
+        """The newest release, if it is later than the locked one; see `releases`."""
         from packaging.version import Version
 
         sdist = self.context.lock.forks[self.fork].sdist
-        if sdist is None:
-            return []
-        return [
-            entry
-            for entry in releases(self.context, sdist.name)
-            if Version(entry.version) > Version(sdist.version)
-        ]
+        newest = releases(self.context, sdist.name)[-1:] if sdist else []
+        if sdist and newest and Version(newest[0].version) > Version(sdist.version):
+            return newest[0]
+        return None
 
     def later(self, patches: Collection[Patch]) -> Iterator[Base]:
         """
@@ -221,8 +218,8 @@ class Upstream:
         Raises:
             source-unreachable: The index does not answer.
         """
-        if self.later_releases:
-            yield of_release(self.context, self.later_releases[-1])
+        if self.newer_release:
+            yield of_release(self.context, self.newer_release)
         if self.mirror:
             branch = self.ledger.branch
             try:
@@ -393,8 +390,8 @@ def _same_patch_id(upstream: Upstream, base: Base, ours: Patch) -> tuple[bool | 
         return None, f"the history of {base.name} is not known here: {error.what}"
     pairs = [(change.commit, change.parent) for change in same]
     for context in (3, CONTEXT):
-        for commit, patch_id in patch.patch_ids(objects, pairs, context=context).items():
-            if patch_id == own:
+        for commit, diff in patch.diffs_of(objects, pairs, files, context=context).items():
+            if patch.patch_id(objects, diff) == own:
                 says = f"{log(objects, '-1', commit)[0].line()} has patch-id {own[:12]}"
                 return _unless_reverted(upstream, base, ours, commit, says)
     return False, f"no commit of {base.name} has patch-id {own[:12]}"

@@ -26,7 +26,7 @@ Document = dict[str, Any]
 #: The options of the commands that have some.
 _OPTIONS: Mapping[str, options.Options] = {
     "patch pick": {
-        "pulls": {"nargs": "+", "metavar": "FORK#NUMBER", "help": "the pull request"},
+        "pull": {"metavar": "FORK#NUMBER", "help": "the pull request"},
         "--reason": {
             "default": "",
             "metavar": "TEXT",
@@ -123,26 +123,24 @@ def only_fork(context: RunContext) -> str:
 
 
 def run_pick(arguments: argparse.Namespace) -> Document:
-    """Pin each pull request, and write the ledger."""
+    """Pin a pull request, and write the ledger."""
     excluded = _excluded(arguments)
-    context, records = options.checkout(arguments), []
-    for word in arguments.pulls:
-        fork, number = _pull(context, word)
-        record = pick.pin(
-            context,
-            fork,
-            number,
-            reason=arguments.reason,
-            drop_when=arguments.drop_when,
-            carry=arguments.carry,
-            drop=arguments.drop,
-            accept=arguments.accept,
-            excluded=excluded,
-        )
-        commit, stacks = (record.merge or record.head)[:12], ", ".join(record.stacks) or "watched"
-        console.result(f"{fork}{record.name} ({record.state}, {commit}): {stacks}; {record.title}")
-        records.append({"fork": fork, "record": record})
-    return {"records": records}
+    context = options.checkout(arguments)
+    fork, number = _pull(context, arguments.pull)
+    record = pick.pin(
+        context,
+        fork,
+        number,
+        reason=arguments.reason,
+        drop_when=arguments.drop_when,
+        carry=arguments.carry,
+        drop=arguments.drop,
+        accept=arguments.accept,
+        excluded=excluded,
+    )
+    commit, stacks = (record.merge or record.head)[:12], ", ".join(record.stacks) or "watched"
+    console.result(f"{fork}{record.name} ({record.state}, {commit}): {stacks}; {record.title}")
+    return {"fork": fork, "record": record}
 
 
 def _excluded(arguments: argparse.Namespace) -> dict[str, str]:
@@ -154,11 +152,8 @@ def _excluded(arguments: argparse.Namespace) -> dict[str, str]:
     """
     pairs = [word.partition("=") for word in arguments.exclude]
     wrong = not all(path and reason.strip() for path, _, reason in pairs)
-    if wrong or (arguments.drop and (arguments.carry or pairs)) or (pairs and arguments.pulls[1:]):
-        raise UsageError(
-            "usage",
-            "--exclude is PATH=REASON and goes with one pull request; --drop goes alone.",
-        )
+    if wrong or (arguments.drop and (arguments.carry or pairs)):
+        raise UsageError("usage", "--exclude is PATH=REASON; --drop goes alone.")
     return {path: reason.strip() for path, _, reason in pairs}
 
 
@@ -291,10 +286,10 @@ def run_bump(arguments: argparse.Namespace) -> Document:
                 f"{fork} has no releases on the package index, of which one is the newest.",
                 todo="Name a version that has a tag: --to VERSION.",
             )
-        if not upstream.later_releases:
+        if upstream.newer_release is None:
             console.result(f"{fork} is at its newest release already.")
             return {"bump": None}
-        version = upstream.later_releases[-1].version
+        version = upstream.newer_release.version
     forced = pins.check(context, context.lock, {fork: version}, force=arguments.force_pin)
     plan = drift.plan_bump(upstream, version, arguments.drop)
     _show_trials(f"{fork} to {version}", plan.trials, plan.gone)
