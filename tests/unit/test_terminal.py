@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,6 @@ from pathlib import Path
 import pytest
 from tests.support import standin
 from tests.support.standin import Machine
-from tests.support.terminal import screen
 
 SPECULATION = '--speculative-config={"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4,"prompt_lookup_min":2}'
 
@@ -26,6 +26,18 @@ def _place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     yield machine
     machine.close()
     subprocess.run(["rm", "-r", str(folder)], check=True)
+
+
+def screen(command: list[str], columns: int, place: Machine) -> list[str]:
+    """Return the lines that *command* writes to a terminal of so many *columns*, without colours."""
+    typed = f"stty cols {columns}; {shlex.join(command)}"
+    variables = {name: value for name, value in place.environment.items() if name not in ("COLUMNS", "LINES")}
+    done = subprocess.run(
+        ["script", "--quiet", "--command", typed, "/dev/null"], env={**variables, "TERM": "xterm"}, cwd=place.folder, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, check=True,
+    )  # fmt: skip
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", done.stdout.decode("utf-8", "replace"))
+    return [line.rpartition("\r")[2].rstrip() for line in text.replace("\r\n", "\n").split("\n")]
 
 
 #: Where a word that is longer than a line is divided.
@@ -50,7 +62,7 @@ def test_no_word_is_broken_in_80_columns(words: list[str], place: Machine) -> No
     values = {"model": str(place.model), "python": str(place.python)}
     own = [re.sub(r"\{(model|python)\}", lambda match: values[match[1]], word) for word in words]
     command = [sys.executable, "-m", "sparkwright", *own]
-    narrow, wide = (screen(command, columns, place.environment, place.folder) for columns in (80, 400))
+    narrow, wide = (screen(command, columns, place) for columns in (80, 400))
     assert [line for line in narrow if len(line) > 80] == []
     # Figures of the machine's memory differ between two runs.
     whole = {re.sub(r"\d+", "0", word) for line in wide for word in line.split()}

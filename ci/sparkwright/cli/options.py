@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 #: The stack of a command that names none.
 DEFAULT_STACK = "2026.11"
-#: Name, or names, of an option → arguments of `argparse.ArgumentParser.add_argument`.
-Options = Mapping[str | tuple[str, ...], Mapping[str, Any]]
+#: Name of an option → arguments of `argparse.ArgumentParser.add_argument`.
+Options = Mapping[str, Mapping[str, Any]]
 #: The arguments of an option that may be repeated, and of one without a value.
 REPEATED: Mapping[str, Any] = {"action": "append", "default": []}
 FLAG: Mapping[str, Any] = {"action": "store_true"}
@@ -157,9 +157,8 @@ MEASURING: Options = {
 
 def add(parser: argparse._ActionsContainer, table: Options) -> None:
     """Add the options of *table*."""
-    for names, settings in table.items():
-        flags = (names,) if isinstance(names, str) else names
-        parser.add_argument(*flags, **settings)
+    for name, settings in table.items():
+        parser.add_argument(name, **settings)
 
 
 def define(

@@ -43,13 +43,6 @@ def plain_text(text: str) -> str:
     return text
 
 
-_PORT = options.number(int, 1, 65535)
-_NODE_PORT = options.number(int, 1, 65534)
-_NODES = options.number(int, 1, 64)
-_RANK = options.number(int, 0, 63)
-_SECONDS = options.number(int, 1, 86400)
-
-
 #: Share of its floor below which a server ends that started beside another; more than
 #: `guard_limit` gives one that is alone.
 LATER = 0.9
@@ -100,7 +93,11 @@ _OPTIONS: options.Options = {
         "metavar": "ADDRESS",
         "help": "address to listen on (default: 127.0.0.1, this machine alone)",
     },
-    "--port": {"type": _PORT, "metavar": "N", "help": "port to listen on (default: 8000)"},
+    "--port": {
+        "type": options.number(int, 1, 65535),
+        "metavar": "N",
+        "help": "port to listen on (default: 8000)",
+    },
     "--name": {
         "type": plain_text,
         "metavar": "NAME",
@@ -114,7 +111,7 @@ _OPTIONS: options.Options = {
         "help": "only check whether the server at URL serves (default: at --host and --port)",
     },
     "--patience": {
-        "type": _SECONDS,
+        "type": options.number(int, 1, 86400),
         "default": 10,
         "metavar": "SECONDS",
         "help": "time limit of each answer for --health (default: %(default)s)",
@@ -160,7 +157,7 @@ _OPTIONS: options.Options = {
         "help": "serve with other machines, of which the first has ADDRESS as its --node-address",
     },
     "--nodes": {
-        "type": _NODES,
+        "type": options.number(int, 1, 64),
         "metavar": "N",
         "help": "machines that serve together (default: the recipe's)",
     },
@@ -170,12 +167,12 @@ _OPTIONS: options.Options = {
         "help": "address of this machine on the network of those that serve together",
     },
     "--node-rank": {
-        "type": _RANK,
+        "type": options.number(int, 0, 63),
         "metavar": "N",
         "help": "place of this machine; 0 is the first (default: with --join 1)",
     },
     "--node-port": {
-        "type": _NODE_PORT,
+        "type": options.number(int, 1, 65534),
         "metavar": "N",
         "help": "port where the machines meet; vLLM takes the next one, too (default: 29501)",
     },
@@ -232,8 +229,7 @@ def serve(arguments: argparse.Namespace) -> dict[str, Any] | None:
                 f"There is no release in {default_prefix()}, so there is nothing to serve with.",
                 todo="Run `sparkwright install`, or name the Python of another vLLM with --python.",
             )
-    own = tuple(map(str, _OPTIONS))
-    plan = launch.plan(request, python, config.root(arguments.root), options=own)
+    plan = launch.plan(request, python, config.root(arguments.root), options=_OPTIONS.keys())
     if arguments.unit:
         if request.shell:
             text = f"{', '.join(request.shell)}; --variable NAME=VALUE gives one"
