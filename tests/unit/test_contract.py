@@ -263,18 +263,6 @@ def test_profile_is_of_one_request_and_then_of_a_batch(served_at_once: int, batc
     assert len(set(prompts)) == len(prompts) == 1 + batch
 
 
-def test_server_of_one_request_at_a_time_has_no_batch(tmp_path: Path) -> None:
-    """Its profile has no such steps, and none is missed."""
-    alone = replace(RECIPE, plan=replace(RECIPE.plan, max_num_seqs=1))
-    path = trace(tmp_path / "t.gz", batch={"prefill": (), "decode": ()})
-    with mock.object(contract, "record_traces", lambda *_: [path]):
-        found = contract.profile(POLICY, alone, served(tmp_path / "server.log"), tmp_path)
-    (tmp_path / "server.log").write_text(LOG)
-    assert not isinstance(found, Check)
-    checks = contract.check_contract(POLICY, alone.contract, tmp_path / "server.log", found)
-    assert (list(found), [check.name for check in checks if check.state == "fail"]) == (["prefill", "decode"], [])
-
-
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_each_rank_is_judged(wrong: int, tmp_path: Path) -> None:
     """vLLM writes a trace of each; one with a fallback kernel, and without graphs, is seen whatever its file's name."""

@@ -145,9 +145,9 @@ class _Trace(msgspec.Struct):
     events: list[_Event] = msgspec.field(name="traceEvents")
 
 
-def read_trace(path: Path, phases: Sequence[Phase] = PHASES) -> KernelTrace:
+def read_trace(path: Path) -> KernelTrace:
     """
-    Return the kernels of the trace in *path*, by those of *phases*.
+    Return the kernels of the trace in *path*, by phase.
 
     Raises:
         ServerInvalid: It cannot be read, is too large, or its steps are not annotated
@@ -158,7 +158,7 @@ def read_trace(path: Path, phases: Sequence[Phase] = PHASES) -> KernelTrace:
             data = stream.read(LARGEST + 1)
         if len(data) > LARGEST or data.count(b"{") > MOST_OBJECTS:
             raise ValueError(f"it has more than {LARGEST} bytes or {MOST_OBJECTS} objects")
-        return _phases(msgspec.json.decode(data, type=_Trace).events, phases)
+        return _phases(msgspec.json.decode(data, type=_Trace).events)
     except (OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         raise ServerInvalid(
             "profile-unreadable",
@@ -166,7 +166,7 @@ def read_trace(path: Path, phases: Sequence[Phase] = PHASES) -> KernelTrace:
         ) from None
 
 
-def _phases(events: list[_Event], phases: Sequence[Phase]) -> KernelTrace:
+def _phases(events: list[_Event]) -> KernelTrace:
     """
     Return the kernels by phase; raise ValueError if no step is annotated.
 
@@ -191,13 +191,13 @@ def _phases(events: list[_Event], phases: Sequence[Phase]) -> KernelTrace:
     kernels = kernels or [event for event in events if event.cat == "cpu_op"]
     if kernels and not steps:
         raise ValueError("no step is annotated as prefill or decode")
-    trace = KernelTrace({phase: Counter() for phase in phases})
+    trace = KernelTrace({phase: Counter() for phase in PHASES})
     for kernel in kernels:
         launched = launches.get(kernel.args.correlation, kernel.ts)
         index = bisect.bisect_right(steps, launched, key=lambda step: step[0]) - 1
         _, end, prefills, decodes = steps[index] if index >= 0 else (0.0, launched, 0, 0)
         phase = PHASES[2 * (prefills + decodes > 1) + (not prefills)]
-        if launched < end and prefills + decodes and phase in trace:
+        if launched < end and prefills + decodes:
             microseconds = round(min(max(kernel.dur, 0.0), LONGEST_EVENT))
             trace[phase][kernel.name[:LONGEST_NAME]] += microseconds
             trace.graphs += phase == "decode" and kernel.args.correlation in graphs
@@ -436,7 +436,7 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def profile(
-    policy: ContractPolicy, recipe: Recipe | None, server: Server, folder: Path
+    policy: ContractPolicy, recipe: Recipe, server: Server, folder: Path
 ) -> KernelTrace | Check:
     """
     Return the kernels of a request and of a batch, or the check that says why there are none.
@@ -445,16 +445,15 @@ def profile(
     The *server* writes the profile to *folder*: it was started with `profiler_flags`
     of that folder, which only write while a profile is taken.
     """
-    batch = min(policy.batch, recipe.plan.max_num_seqs) if recipe else policy.batch
+    batch = min(policy.batch, recipe.plan.max_num_seqs)
     try:
         paths = record_traces(server.client(), folder, batch)
-        phases = PHASES if batch > 1 else PHASES[:2]
-        trace, *others = (read_trace(path, phases) for path in paths)
+        trace, *others = map(read_trace, paths)
     except ServerInvalid as error:
         reason = error.reason if error.reason == "profile-unreadable" else "profile-missing"
         return invalid("no-fallback-kernel", error.message, reason)
     for other in others:
-        for phase in phases:
+        for phase in PHASES:
             trace[phase].update(other[phase])
         trace.graphs = min(trace.graphs, other.graphs)
     return trace
@@ -475,7 +474,7 @@ def check_contract(
     checks = [_log(policy, log)]
     if isinstance(trace, Check):
         return (*checks, trace)
-    kernels, phases = classify(trace, policy.kernels), tuple(trace)
+    kernels = classify(trace, policy.kernels)
     excluded, unjudged = list[ClassifiedKernel](), list[ClassifiedKernel]()
     for kernel in kernels:
         stated = re.split(r"[+|]", contract.serves.get(kernel.kind, ""))
@@ -492,11 +491,11 @@ def check_contract(
     checks.append(
         judged("no-fallback-kernel", message, "kernel-forbidden", not samples, samples=samples)
     )
-    checks += [_layer(policy, contract, kind, kernels, phases) for kind in contract.serves]
+    checks += [_layer(policy, contract, kind, kernels) for kind in contract.serves]
     unknown, helpers = "that nothing judges", [each for each in kernels if each.label == HELPER]
     checks += [
-        _bounded("kernels-unknown", unknown, unjudged, kernels, policy.unknown, phases),
-        _bounded("kernels-helpers", "that only help", helpers, kernels, policy.helpers, phases),
+        _bounded("kernels-unknown", unknown, unjudged, kernels, policy.unknown),
+        _bounded("kernels-helpers", "that only help", helpers, kernels, policy.helpers),
     ]
     if contract.graphs:
         checks.append(
@@ -723,12 +722,11 @@ def _layer(
     contract: KernelContract,
     kind: str,
     kernels: Sequence[ClassifiedKernel],
-    phases: Sequence[Phase],
 ) -> Check:
-    """Return whether the class of the contract serves this kind of layer in each of *phases*."""
+    """Return whether the class of the contract serves this kind of layer in each phase."""
     wanted, pattern = contract.serves.get(kind, ""), contract.names.get(kind, "")
     figures, samples = list[Figure](), list[Sample]()
-    for phase in phases:
+    for phase in PHASES:
         own = [k for k in kernels if k.computes and (k.phase, k.kind) == (phase, kind)]
         share = 100 * served_share(own, wanted, pattern, policy.least_part)
         figures.append(
@@ -752,11 +750,10 @@ def _bounded(
     chosen: Sequence[ClassifiedKernel],
     kernels: Sequence[ClassifiedKernel],
     most: float,
-    phases: Sequence[Phase],
 ) -> Check:
     """Return whether those *chosen* of *kernels* take at most a share of *most* in each phase."""
     figures, samples = list[Figure](), list[Sample]()
-    for phase in phases:
+    for phase in PHASES:
         own, whole = (
             [kernel for kernel in side if kernel.phase == phase] for side in (chosen, kernels)
         )

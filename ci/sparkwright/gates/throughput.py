@@ -359,26 +359,21 @@ def estimate(
     rule: RequestRule,
     *,
     resident: bool = True,
-    longest: bool = False,
 ) -> float:
     """
-    Return the seconds that the gate takes for an equal wheel.
+    Return the seconds that the gate takes for an equal wheel, whose loads need the fewest requests.
 
     Args:
         cells: Those that decide. *rule*: how many requests each has.
         resident: Whether both servers stay; else each turn has a start of its own.
-        longest: Whether requests differ so much that each load takes as long as it may; else the
-            fewest requests are enough.
     """
-    first = later = 0.0
+    turn = 0.0
     for cell in cells:
         rounds = rule.requests(cell) / cell.concurrency
         loaded = rounds * pace.round(cell.prompt, cell.answer, cell.concurrency)
-        warmups = policy.warmups * pace.round(cell.prompt, cell.answer)
-        first += warmups + loaded + AROUND_S
-        later += warmups + (max(loaded, policy.longest_s) if longest else loaded) + AROUND_S
-    starts = (1 + USUAL_BLOCKS) * (1 if resident else 4) * pace.start_s
-    return starts + 4 * (first + USUAL_BLOCKS * later) * (1 + policy.lag / 2)
+        turn += policy.warmups * pace.round(cell.prompt, cell.answer) + loaded + AROUND_S
+    blocks, starts = 1 + USUAL_BLOCKS, (1 if resident else 4) * pace.start_s
+    return blocks * (starts + 4 * turn * (1 + policy.lag / 2))
 
 
 def write_result(store: Store, output: Path, result: Result) -> Path:

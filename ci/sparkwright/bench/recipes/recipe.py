@@ -114,7 +114,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         pinned: Whether the cache is given as ``--kv-cache-memory-bytes``; not where a variable
             does that, as on a CPU.
         max_model_len: Tokens of the longest request.
-        max_num_seqs: Requests at a time.
+        max_num_seqs: Requests at a time; gates look at batches, too.
         token: Bytes that one token takes in the cache of one node; 0 if unknown.
         reserve: For activations, CUDA graphs, the libraries and the server's own processes.
         floor: What stays free; below that the server is ended. None for a tenth of the memory.
@@ -124,7 +124,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights_from: str
     cache: Annotated[float, Meta(gt=0, le=4096)]
     max_model_len: Annotated[int, Meta(ge=16, le=1 << 24)]
-    max_num_seqs: Annotated[int, Meta(ge=1, le=1024)]
+    max_num_seqs: Annotated[int, Meta(ge=2, le=1024)]
     reserve: Gibibytes
     pinned: bool = True
     token: Annotated[int, Meta(ge=0)] = 0

@@ -554,7 +554,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             return measure_pace(client, server.start_s)
         if name == LOGPROBS:
             return logprobs.record(policies.logprobs, client, identity)
-        if name == OBSERVED:
+        if name == OBSERVED and self._recipe:
             rules = policies.contract
             trace = contract.profile(rules, self._recipe, server.started, self._profiles)
             if isinstance(trace, Check):
