@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import msgspec
 from uv import find_uv_bin
@@ -42,9 +42,6 @@ from sparkwright.core.process import CACHES
 from sparkwright.core.store import UNFINISHED, write_file
 
 if TYPE_CHECKING:
-    from packaging.markers import Environment
-    from packaging.tags import Tag
-
     from sparkwright.client.wheel_check import CheckedWheel
 
 MARKER, LISTING = "sparkwright.json", "sparkwright-files.json"
@@ -52,70 +49,11 @@ MARKER, LISTING = "sparkwright.json", "sparkwright-files.json"
 CANARY = "sparkwright-canary.json"
 #: The folder of warm packs below that of the caches.
 PACKS = "packs"
-
-
-class Python(NamedTuple):
-    """
-    An interpreter, by which uv makes an environment.
-
-    Attributes:
-        path: Its program. *version*: in full, such as ``3.12.3``.
-    """
-
-    path: str
-    version: str
-
-    @property
-    def short(self) -> str:
-        """The version as wheels and folders name it, such as ``3.12``."""
-        return ".".join(self.version.split(".")[:2])
-
-    @property
-    def site(self) -> str:
-        """The site-packages of an environment with this Python, below the environment."""
-        return f"lib/python{self.short}/site-packages"
-
-    def tags(self) -> list[Tag]:
-        """Return the wheel tags that it accepts, best first."""
-        from packaging import tags
-
-        major, minor = map(int, self.short.split("."))
-        abi = f"cp{major}{minor}"
-        return [
-            *tags.cpython_tags((major, minor), [abi]),
-            *tags.compatible_tags((major, minor), abi),
-        ]
-
-    def markers(self) -> Environment:
-        """Return the values of environment markers (PEP 508) for it on this machine."""
-        from packaging.markers import default_environment
-
-        return {
-            **default_environment(),
-            "python_version": self.short,
-            "python_full_version": self.version,
-            "implementation_version": self.version,
-        }
-
-
-def find_python(named: str) -> Python:
-    """
-    Return the interpreter *named* (a path, or a version such as ``3.12``); by default the one that
-    runs this program.
-
-    Raises:
-        environment-unusable: There is none.
-    """
-    if not named:
-        return Python(sys._base_executable, platform.python_version())  # type: ignore[attr-defined]
-    find = [
-        *(find_uv_bin(), "--directory", str(Path.cwd()), "python", "find"),
-        *("--no-config", "--system", "--no-python-downloads"),
-    ]
-    # uv keeps in memory whatever a program prints.
-    ask = functools.partial(process.ask_python, f"There is no usable Python {named}.", memory=2048)
-    path = ask([*find, named])
-    return Python(path, ask([*find, "--show-version", path]))
+#: The Python that runs this program is that of environments: its version, as wheels name it, too,
+#: and the site-packages of an environment.
+PYTHON = platform.python_version()
+SHORT = ".".join(platform.python_version_tuple()[:2])
+SITE = f"lib/python{SHORT}/site-packages"
 
 
 class FileState(msgspec.Struct, frozen=True, array_like=True):
@@ -310,7 +248,6 @@ class Prefix:
 def make(
     folder: Path,
     cache: Path,
-    python: Python,
     wheels: Sequence[CheckedWheel],
     replaced: Mapping[str, bytes],
 ) -> dict[str, FileState]:
@@ -332,9 +269,9 @@ def make(
     log.unlink(missing_ok=True)
     options = ["--no-config", "--offline", "--no-python-downloads"]
     uv = functools.partial(process.run, log=log, env=_uv_environment(cache))
-    words = [find_uv_bin(), "venv", *options, "--relocatable", "--quiet", "--python", python.path]
-    uv([*words, folder])
-    base = describe(folder, contents=False).keys() | {".lock"}
+    base = sys._base_executable  # type: ignore[attr-defined]
+    uv([find_uv_bin(), "venv", *options, "--relocatable", "--quiet", "--python", base, folder])
+    empty = describe(folder, contents=False).keys() | {".lock"}
     lock = folder.with_name(".requirements.txt")
     lines = [
         f"{wheel.project} @ {path.as_uri()} --hash=sha256:{wheel.sha256}\n"
@@ -347,7 +284,7 @@ def make(
         write_file(folder / file, data)
     own_folder(folder, CACHES)
     actual = describe(folder)
-    _compare_with_wheels(folder, cache, wheels, replaced, base, actual)
+    _compare_with_wheels(folder, cache, wheels, replaced, empty, actual)
     for file in actual:
         # uv links one file into several releases, so an edit would change all of them.
         if not (folder / file).is_symlink():
@@ -400,7 +337,7 @@ def _compare_with_wheels(
     cache: Path,
     wheels: Sequence[CheckedWheel],
     replaced: Mapping[str, bytes],
-    base: set[str],
+    empty: set[str],
     actual: Mapping[str, FileState],
 ) -> None:
     """Raise `environment-broken` unless *folder* holds exactly what the wheels do."""
@@ -409,7 +346,7 @@ def _compare_with_wheels(
     expected = {
         file: sha256 for wheel in wheels for file, (_, sha256, _) in wheel.files.items()
     } | {file: files.sha256_bytes(data) for file, data in replaced.items()}
-    others = base.union(
+    others = empty.union(
         *(wheel.scripts for wheel in wheels),
         *({f"{wheel.info}/{name}" for name in INSTALLER_FILES} for wheel in wheels),
     )

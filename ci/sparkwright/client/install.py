@@ -25,9 +25,11 @@ from sparkwright.client.environment import (
     LISTING,
     MARKER,
     PACKS,
+    PYTHON,
+    SHORT,
+    SITE,
     Marker,
     Prefix,
-    Python,
 )
 from sparkwright.client.errors import ClientError
 from sparkwright.client.folders import (
@@ -121,7 +123,6 @@ def install(
     channel: Channel = "verified",
     stack: str = "",
     version: str = "",
-    python: str = "",
     dry_run: bool = False,
 ) -> dict[str, Any]:
     """
@@ -129,8 +130,8 @@ def install(
 
     Args:
         version: The name of a release, or empty for the newest that fits *channel*, *stack* (empty
-            for that of the current release, else the latest), this machine and *python* (empty for
-            the one that runs this program).
+            for that of the current release, else the latest), this machine and the Python that runs
+            this program.
         dry_run: Check everything, and create nothing.
 
     Returns:
@@ -148,13 +149,13 @@ def install(
             or something else has its name.
         command-failed: The new environment could not be made, and was removed.
     """
-    interpreter = environment.find_python(python)
+    from packaging.markers import default_environment
+    from packaging.tags import sys_tags
+
     machine = platform.machine()
     if not (stack or version):
         stack = prefix.current.rpartition(".")[0]
-    name = select_release(
-        index, interpreter.short, machine, channel=channel, stack=stack, version=version
-    )
+    name = select_release(index, SHORT, machine, channel=channel, stack=stack, version=version)
     release = index.release(name)
     if release.missing and index.states[name].channel == "verified":
         raise ClientError(
@@ -166,7 +167,7 @@ def install(
     lock = locks.get(machine) or locks.get("any")
     if lock is None:
         raise ClientError("release-unknown", f"{name} has no set for this machine.")
-    contents = (lock.sha256, release.edits, release.overlays, interpreter.site)
+    contents = (lock.sha256, release.edits, release.overlays, SITE)
     key, folder = content_key("environment", contents), prefix.environment_folder(name)
     with prefix.locked():
         prefix.remove_work_folders()
@@ -176,8 +177,8 @@ def install(
                 raise PythonError(
                     "environment-unusable",
                     f"{name} is installed with Python {present.python}, or from another lock.",
-                    todo=f"Name that Python with --python; or, once no program of {folder} runs,"
-                    f" remove it with `sparkwright uninstall {name}`.",
+                    todo=f"Once no program of {folder} runs, remove it with "
+                    f"`sparkwright uninstall {name}`.",
                 )
             if present and (prefix.current, present.folder) == (name, str(folder)):
                 return _result(prefix, "there already", present, present)
@@ -189,16 +190,16 @@ def install(
                 f"{folder} is not an environment of sparkwright.",
                 todo="Move it away; or name another folder with --prefix.",
             )
-        text, tags = index.read(lock, LARGEST_LOCK), interpreter.tags()
+        text, tags = index.read(lock, LARGEST_LOCK), list(sys_tags())
         wheels = [
             msgspec.structs.replace(wheel, url=index.join(wheel.url))
-            for wheel in release_wheels(release, lock, text, tags, interpreter.markers())
+            for wheel in release_wheels(release, lock, text, tags, default_environment())
         ]
         marker = Marker(
             name=name,
             folder=str(folder),
             index=index.address,
-            python=interpreter.version,
+            python=PYTHON,
             key=key,
             packages={wheel.project: wheel.version for wheel in wheels},
             channel=index.states[name].channel,
@@ -210,7 +211,6 @@ def install(
                 prefix,
                 cache,
                 wheels,
-                interpreter,
                 edits=release.edits,
                 overlays=release.overlays,
                 inexact=release.inexact_records,
@@ -218,14 +218,13 @@ def install(
         if dry_run:
             return _result(prefix, "would install", before, marker)
         replaced |= {CANARY: canary} if (canary := _canary(index, release, marker)) else {}
-        make_current(prefix, cache, interpreter, marker, checked, replaced)
+        make_current(prefix, cache, marker, checked, replaced)
         return _result(prefix, "installed", before, marker)
 
 
 def make_current(
     prefix: Prefix,
     cache: Path,
-    python: Python,
     marker: Marker,
     wheels: Sequence[CheckedWheel],
     replaced: Mapping[str, bytes],
@@ -244,7 +243,7 @@ def make_current(
     new = prefix.work_folder() / marker.name
     try:
         with console.step(f"installing into {folder}"):
-            listing = msgspec.json.encode(environment.make(new, cache, python, wheels, replaced))
+            listing = msgspec.json.encode(environment.make(new, cache, wheels, replaced))
             write_file(new / LISTING, listing)
             marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
             write_file(new / MARKER, msgspec.json.encode(marker))
@@ -381,7 +380,6 @@ def prepare_wheels(
     prefix: Prefix,
     cache: Path,
     wheels: Sequence[LockedWheel],
-    python: Python,
     *,
     edits: Sequence[FileEdit],
     overlays: Sequence[Overlay],
@@ -402,7 +400,7 @@ def prepare_wheels(
     paths = locked_wheels.obtain(cache, wheels)
 
     def check(wheel: LockedWheel, path: Path) -> CheckedWheel:
-        return wheel_check.check_wheel(wheel, path, python.site, inexact=wheel.project in inexact)
+        return wheel_check.check_wheel(wheel, path, SITE, inexact=wheel.project in inexact)
 
     with console.step(f"checking {len(wheels)} wheels"), ThreadPoolExecutor(8) as pool:
         checked = list(pool.map(check, wheels, paths))
@@ -412,7 +410,7 @@ def prepare_wheels(
             for overlay in overlays
             for file, upper in wheel_check.overlaid(checked, overlay).items()
         }
-        replaced |= wheel_check.edited(checked, edits, python.site)
+        replaced |= wheel_check.edited(checked, edits, SITE)
     # uv links from its cache, which has the files of a wheel that is installed.
     held = {sha256 for marker in prefix.installed().values() for sha256 in marker.wheels.values()}
     new = sum(wheel.size for wheel in checked if wheel.wheel.sha256 not in held)

@@ -144,7 +144,7 @@ def select(
             "release-unknown",
             f"{what} has no set for Python {markers.get('python_full_version')} on this machine.",
             details=[str(error)],
-            todo="Name another with --python; `sparkwright list` shows those that it is for.",
+            todo="Run the client with another; `sparkwright list` shows those that it is for.",
         ) from error
     return tuple(
         sorted(

@@ -77,11 +77,6 @@ _ARGUMENTS: tuple[tuple[Collection[str], str, dict[str, Any]], ...] = (
     ),
     (
         ("install",),
-        "--python",
-        {"type": nonempty, "help": "the interpreter, by version or path"},
-    ),
-    (
-        ("install",),
         "--dry-run",
         {"action": "store_true", "help": "check everything, and create nothing"},
     ),
@@ -176,7 +171,6 @@ def install(arguments: argparse.Namespace) -> dict[str, Any]:
             channel=arguments.channel,
             stack=arguments.stack or "",
             version=arguments.version or "",
-            python=arguments.python or "",
             dry_run=arguments.dry_run,
         )
     )

@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name, parse_wheel_filename
 from sparkwright.bench.server import wheel_identity
 from sparkwright.builder import toolchain
 from sparkwright.client import install as client
-from sparkwright.client.environment import Marker, Prefix, find_python
+from sparkwright.client.environment import PYTHON, SHORT, Marker, Prefix
 from sparkwright.client.folders import locked_folder
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.core.console import console
@@ -134,11 +134,11 @@ def _install(
     context: RunContext, root: Path, own: Mapping[LockedWheel, Path], rule: policy.SetRule
 ) -> None:
     """Install the set around the wheels *own* as the current release below *root*."""
-    python, prefix = find_python(""), Prefix(root)
+    prefix = Prefix(root)
     locked = locked_set.resolve(
         own,
         context.machine,
-        replace(rule, pythons=(python.short,)),
+        replace(rule, pythons=(SHORT,)),
         index_url=package_index.index_url(),
     )
     name = f"{context.project.stack}.1"
@@ -146,7 +146,7 @@ def _install(
         name=name,
         folder=str(prefix.environment_folder(name)),
         index="",
-        python=python.version,
+        python=PYTHON,
         key=sha256_bytes(locked.lock),
         packages=locked.packages,
         channel="candidate",
@@ -158,12 +158,11 @@ def _install(
             prefix,
             cache,
             locked.wheels,
-            python,
             edits=rule.edits,
             overlays=rule.overlays,
             inexact=rule.inexact_records,
         )
-        client.make_current(prefix, cache, python, marker, checked, replaced)
+        client.make_current(prefix, cache, marker, checked, replaced)
 
 
 def _set_rule(context: RunContext) -> policy.SetRule:
