@@ -6,8 +6,8 @@ The text of docs/reference/files.md, made from the records that read and write t
 
 from __future__ import annotations
 
+import ast
 import inspect
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,7 @@ HEAD = """\
 
 <!-- Made by tests/unit/files_page.py; change the records, then run it again. -->
 
-Every file that people review or that is published, field by field. An unknown field is an error; a field with a default may be left out. `?` marks a type that may be `null`, and
-`0..10` the bounds of a number. YAML is read
+Every file that people review or that is published, as the record that reads it. An unknown field is an error; a field with a default may be left out. YAML is read
 without tags, aliases or duplicate keys. Verdicts have a [JSON schema](verdict.schema.json); `ci/gates/*.yaml` explain their fields in comments.
 
 An index's `metadata/*.json` is [TUF](https://theupdateframework.github.io/specification/latest/) with consistent snapshots; a lock of a
@@ -81,93 +80,23 @@ FILES: dict[str, tuple[Any, str]] = {
 }
 
 
-def _type(one: types.Type) -> str:
-    """Return how people would say the type."""
-    match one:
-        case types.StructType():
-            return f"[{one.cls.__name__}](#{one.cls.__name__.lower()})"
-        case types.ListType() | types.SetType() | types.FrozenSetType() | types.VarTupleType():
-            return f"list[{_type(one.item_type)}]"
-        case types.TupleType():
-            return f"[{', '.join(map(_type, one.item_types))}]"
-        case types.DictType():
-            return f"map[{_type(one.key_type)},{_type(one.value_type)}]"
-        case types.UnionType():
-            kinds = [kind for kind in one.types if not isinstance(kind, types.NoneType)]
-            return f"{' or '.join(map(_type, kinds))}{'?' * (len(kinds) < len(one.types))}"
-        case types.LiteralType():
-            return "\\|".join(f"`{value}`" for value in one.values)
-        case types.StrType():
-            return "text" + (f" `{one.pattern}`".replace("|", "\\|") if one.pattern else "")
-        case types.IntType() | types.FloatType():
-            ends = [one.ge if one.ge is not None else one.gt, one.le if one.le is not None else one.lt]
-            kind = "integer" if isinstance(one, types.IntType) else "number"
-            return kind if ends == [None, None] else f"{kind} {'..'.join('' if end is None else f'{end:g}' for end in ends)}"
-        case types.BoolType():
-            return "boolean"
-    return "anything"
-
-
-def _below(one: types.Type) -> Iterator[types.StructType]:
-    """Yield the records in the type, as far as the nearest."""
+def _records(one: types.Type) -> Iterator[Any]:
+    """Yield the records in the type, those that they extend, and those in their fields."""
     if isinstance(one, types.StructType):
-        yield one
-        return
+        yield from (cls for cls in reversed(one.cls.__mro__) if issubclass(cls, msgspec.Struct) and cls.__struct_fields__)
+        for field in one.fields:
+            yield from _records(field.type)
     inner = [getattr(one, name) for name in ("item_type", "value_type") if hasattr(one, name)]
     for part in (*inner, *getattr(one, "item_types", ()), *getattr(one, "types", ())):
-        yield from _below(part)
+        yield from _records(part)
 
 
-def _default(field: types.Field) -> str:
-    if field.required:
-        return ""
-    if field.default_factory is not msgspec.NODEFAULT:
-        return "empty"
-    value = field.default
-    if isinstance(value, msgspec.Struct):
-        return "its own defaults"
-    return "empty" if value in ("", (), {}) else f"`{msgspec.json.encode(value).decode()}`".replace("|", "\\|")
-
-
-def _about(cls: Any) -> tuple[str, dict[str, str]]:
-    """Return the summary of a record's docstring, and the meaning of each attribute that it explains."""
-    summary, _, rest = (inspect.getdoc(cls) or "").partition("\n\n")
-    text = " ".join(rest.partition("Attributes:\n")[2].split("\n\n")[0].split())
-    fields = set(cls.__struct_fields__)
-    # Attributes that share a text stand before it, separated by commas.
-    starts = [
-        match
-        for match in re.finditer(r"(?:^|(?<=[.;] ))((?:\*?\w+\*?, )*\*?\w+\*?): ", text)
-        if set(re.findall(r"\w+", match[1])) <= fields
-    ]
-    meanings: dict[str, str] = {}
-    for match, after in zip(starts, [*starts[1:], None], strict=False):
-        first, *others = re.findall(r"\w+", match[1])
-        meanings[first] = _marked(text[match.end() : after.start() if after else None].strip())
-        meanings |= dict.fromkeys(others, f"see `{first}`")
-    return _marked(" ".join(summary.split())), meanings
-
-
-def _marked(text: str) -> str:
-    """Return *text* of a docstring as Markdown: literals keep their mark, names of other records lose theirs."""
-    parts = re.sub(r"``(.+?)``", r"`\1`", text).split("`")
-    parts[::2] = [part.replace("<", "&lt;") for part in parts[::2]]
-    return "`".join(parts).replace("|", "\\|")
-
-
-def _record(cls: Any, seen: set[Any]) -> Iterator[str]:
-    """Yield the lines about the record *cls*, and about those in it that are not *seen* yet."""
-    summary, meanings = _about(cls)
-    yield f"#### {cls.__name__}\n\n{summary}\n\n|field|type|default|meaning|\n|---|---|---|---|"
-    info = types.type_info(cls)
-    assert isinstance(info, types.StructType)
-    seen.add(cls)
-    for field in info.fields:
-        yield f"|`{field.encode_name}`|{_type(field.type)}|{_default(field)}|{meanings.get(field.name, '')}|"
-    yield ""
-    for inner in (inner.cls for field in info.fields for inner in _below(field.type)):
-        if inner not in seen:
-            yield from _record(inner, seen)
+def _source(cls: Any) -> str:
+    """Return the record as it is written, without its methods."""
+    tree = ast.parse(inspect.getsource(cls)).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    tree.body = [node for node in tree.body if isinstance(node, ast.Expr | ast.AnnAssign)]
+    return f"#### {cls.__name__}\n\n```python\n{ast.unparse(tree)}\n```\n"
 
 
 def render() -> str:
@@ -175,9 +104,11 @@ def render() -> str:
     parts = [HEAD, "|file|written by|", "|---|---|"]
     parts += [f"|`{name}`|{by}|" for name, (_, by) in FILES.items()]
     parts.append("")
-    seen: set[Any] = set()
+    listed = set[Any]()
     for name, (cls, _) in FILES.items():
-        parts += [f"## `{name}`", "", *_record(cls, seen)]
+        records = [record for record in dict.fromkeys(_records(types.type_info(cls))) if record not in listed]
+        listed.update(records)
+        parts += [f"## `{name}`", "", *map(_source, records)]
     return "\n".join(parts).rstrip() + "\n"
 
 

@@ -26,11 +26,11 @@ from tests.unit.conftest import ROOT, Mini
 
 from sparkwright.audit import policy
 from sparkwright.audit.wheel import audit
-from sparkwright.builder import pylock, toolchain
+from sparkwright.builder import pipeline, pylock, toolchain
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.pylock import Interpreter
 from sparkwright.builder.toolchain import EnvironmentSpec, ForkEnvironment, Toolchain, UnusedFiles
-from sparkwright.builder.wheel import archive, graft, sbom, source_wheel
+from sparkwright.builder.wheel import archive, graft, sbom
 from sparkwright.builder.wheel.archive import SBOM, WheelName
 from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.cherry_picks.apply import AppliedPatch
@@ -228,7 +228,7 @@ def test_a_backend_that_makes_no_wheel_is_refused(
     tree = run.objects.store_files([("pyproject.toml", REGULAR, project), ("backend.py", REGULAR, backend)])
     source = SourceTree("flashinfer", GIT.source, tree, tree, (), ())
     with refusal("build-failed", match=words) as caught:
-        source_wheel.build_by_backend(run, source, "t", lambda _: {}, tmp_path)
+        pipeline.build_by_backend(run, source, "t", tmp_path)
     assert "full log: " in caught.value.details[-1]
     assert not [*tmp_path.rglob("*.whl")]
 

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ import msgspec
 
 from sparkwright import __version__
 from sparkwright.builder import BuildError, configure, ninja, pins, plan, pylock, toolchain
-from sparkwright.builder.wheel import archive, graft, sbom, source_wheel
+from sparkwright.builder.sandbox import Sandbox
+from sparkwright.builder.wheel import archive, graft, sbom
 from sparkwright.builder.workspace import (
     SourceTree,
     Workspace,
@@ -36,6 +39,7 @@ from sparkwright.builder.workspace import (
 )
 from sparkwright.cherry_picks import series
 from sparkwright.core.console import console, size
+from sparkwright.core.errors import WheelError
 from sparkwright.core.files import content_key, list_folder, sha256_file
 from sparkwright.core.git import blob_id
 from sparkwright.core.store import replacing, translate_disk_full
@@ -46,6 +50,53 @@ from sparkwright.forks.stack import FileLock, SourceError
 
 #: Part of a wheel's key: raise it when equal inputs give another wheel.
 LAYOUT = 9
+
+#: The hook is called as PEP 517 says; its working directory is the source tree, which is first on
+#: its path where it asks for that.
+_HOOK = """\
+import importlib, os, sys, tomllib
+os.chdir(sys.argv[2])
+with open("pyproject.toml", "rb") as stream:
+    system = tomllib.load(stream)["build-system"]
+for entry in reversed(system.get("backend-path", [])):
+    sys.path.insert(0, os.path.join(os.getcwd(), entry))
+name = system.get("build-backend", "setuptools.build_meta:__legacy__")
+module, _, attribute = name.partition(":")
+backend = importlib.import_module(module)
+for part in filter(None, attribute.split(".")):
+    backend = getattr(backend, part)
+print("wheel:", backend.build_wheel(sys.argv[1]))
+"""
+
+_VERSION_HEADER = "include/cutlass/version.h"
+#: Folder of the tree → its folder in the wheel.
+_FOLDERS = {
+    "include": "{package}/include",
+    "tools/util/include": "{package}/tools/util/include",
+    "python/cutlass_library": "cutlass_library",
+}
+
+_MACRO = re.compile(rb"#define CUTLASS_(MAJOR|MINOR|PATCH) +(\d+)")
+
+_MODULE = '''"""CUTLASS {version}: the folders of its headers."""
+
+from pathlib import Path
+
+__version__ = "{version}"
+
+#: Give both to the compiler with -I.
+INCLUDE = Path(__file__).parent / "include"
+TOOLS_INCLUDE = Path(__file__).parent / "tools" / "util" / "include"
+'''
+
+_METADATA = """\
+Metadata-Version: 2.4
+Name: {name}
+Version: {version}
+Summary: CUTLASS headers as sparkwright builds with them, patched and pinned
+License-Expression: BSD-3-Clause
+Requires-Python: >=3.8
+"""
 
 
 class BuiltWheel(msgspec.Struct, frozen=True):
@@ -344,10 +395,8 @@ def _build(context: RunContext, fork: str, key: str) -> BuiltWheel:
             path, counts = _graft(context, source, label, folder)
         else:
             check_source(context, source)
-            build_wheel = source_wheel.build_by_backend
-            if kind == "headers":
-                build_wheel = source_wheel.build_headers
-            path = build_wheel(context, source, label, dist_info(context, source), folder)
+            build_wheel = build_headers if kind == "headers" else build_by_backend
+            path = build_wheel(context, source, label, folder)
         built = BuiltWheel(fork, key, path.name, sha256_file(path), path.stat().st_size, counts)
         with context.store.building(_stored_path(context, built).parent) as stored:
             wheel = path.rename(stored / path.name)
@@ -454,6 +503,86 @@ def _without_empty(
         targets=tuple(target for target in settings.targets if target not in empty),
         sources=tuple(source for source in settings.sources if source not in idle),
         unlocked=unlocked,
+    )
+
+
+# Wheels that are made of a source tree alone.
+
+
+def build_by_backend(context: RunContext, source: SourceTree, label: str, output: Path) -> Path:
+    """
+    Build the wheel of *source* into *output*, its version with the local *label*.
+
+    Raises:
+        build-failed: The backend failed, or made no wheel.
+        build-downloads: It tried to download something, even if it went on without it.
+    """
+    fork, settings = source.fork, toolchain.settings(context, source.fork)
+    tools = toolchain.obtain(context)
+    work = context.store.folder("work", context.project.stack, fork)
+    log = context.store.folder("logs") / f"{context.project.stack}-{fork}-build.log"
+    with (
+        context.store.building(work / "tree") as tree,
+        context.store.building(work / "wheel") as scratch,
+        console.step(f"build {fork} with its own backend"),
+    ):
+        context.objects.archive(source.tree, tree)
+        Sandbox.create({tree: f"{fork}/src", scratch: f"{fork}/wheel", tools.root: "tools"}).run(
+            [tools.tool("python"), "-c", _HOOK, scratch, tree],
+            cwd=tree,
+            env=tools.environment(PIP_NO_INDEX="1", **settings.variables),
+            log=log,
+            failure=partial(BuildError, "build-failed"),
+            what=f"{fork}'s build backend failed.",
+        )
+        wheels = list(scratch.glob("*.whl"))
+        if len(wheels) != 1:
+            raise BuildError(
+                "build-failed",
+                f"{fork}'s build backend made {len(wheels)} wheels instead of one.",
+                details=[f"full log: {log}"],
+            )
+        return archive.rewrite(
+            wheels[0],
+            output,
+            version=archive.labelled(archive.WheelName.parse(wheels[0].name).version, label),
+            version_files=settings.version_files,
+            dist_info=dist_info(context, source),
+        )
+
+
+def build_headers(context: RunContext, source: SourceTree, label: str, output: Path) -> Path:
+    """
+    Write the CUTLASS wheel of *source*, its version with the local *label*, to *output* and return
+    its path: the include folders, and ``cutlass_library`` if the tree has it.
+
+    Header-only code needs no compiling; by the wheel, builds can name it by hash.
+
+    Raises:
+        wheel-invalid: The tree is no CUTLASS.
+    """
+    macros = dict(_MACRO.findall(context.objects.blob(source.tree, _VERSION_HEADER) or b""))
+    if len(macros) != 3:
+        raise WheelError(
+            "wheel-invalid",
+            f"{_VERSION_HEADER} does not state a version.",
+            details=[f"tree: {source.tree}"],
+        )
+    version = "{}.{}.{}".format(*(int(macros[part]) for part in (b"MAJOR", b"MINOR", b"PATCH")))
+    distribution = toolchain.settings(context, source.fork).distribution
+    package = distribution.replace("-", "_")
+    name = archive.WheelName(package, archive.labelled(version, label), "py3-none-any")
+    files = {f"{package}/__init__.py": _MODULE.format(version=name.version).encode()}
+    for folder, root in _FOLDERS.items():
+        for path, data in context.objects.files(source.tree, folder):
+            files[root.format(package=package) + path.removeprefix(folder)] = data
+    return archive.write(
+        output,
+        name,
+        files,
+        _METADATA.format(name=distribution, version=name.version),
+        pure=True,
+        dist_info=dist_info(context, source)(name),
     )
 
 
