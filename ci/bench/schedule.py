@@ -24,7 +24,7 @@ import msgspec
 
 import measure
 from sparkwright.builder import launcher, ninja
-from sparkwright.builder.ninja import HEAVY, CompileOrder, Cost, ShippedFile
+from sparkwright.builder.ninja import HEAVY, Cost, ShippedFile
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 
@@ -84,7 +84,7 @@ def lower_bound(units: Sequence[Cost], cores: int, megabytes: float) -> float:
     return max(work, held, *(unit.seconds for unit in units))
 
 
-def replay(units: Sequence[Cost], order: CompileOrder) -> Replay:
+def replay(units: Sequence[Cost], order: tuple[int, int]) -> Replay:
     """Return what ninja makes of *units* that stand in this order."""
     waiting, running = list(units), list[tuple[float, int, Cost]]()
     now = peak = 0.0
@@ -93,7 +93,7 @@ def replay(units: Sequence[Cost], order: CompileOrder) -> Replay:
         heavy = sum(unit.megabytes > HEAVY for *_, unit in running)
         for unit in list(waiting):
             large = unit.megabytes > HEAVY
-            if len(running) < order.jobs and not (large and heavy >= order.heavy):
+            if len(running) < order[0] and not (large and heavy >= order[1]):
                 waiting.remove(unit)
                 heapq.heappush(running, (now + unit.seconds, started, unit))
                 started, heavy = started + 1, heavy + large
@@ -142,8 +142,7 @@ def row(units: Sequence[Cost], cores: int, gigabytes: int) -> Row:
         cores,
         gigabytes,
         round(bound, 1),
-        order.jobs,
-        order.heavy,
+        *order,
         round(chosen.makespan / bound, 3),
         round(late.makespan / lower_bound(varied, cores, megabytes), 3),
         int(chosen.peak > megabytes) + int(late.peak > megabytes),

@@ -253,12 +253,12 @@ def test_no_units_that_can_meet_exceed_the_memory(
     units: Sequence[Cost], cores: int, megabytes: int
 ) -> None:
     """The largest units that the order lets run together fit, whatever their times are."""
-    order = ninja.order(units, cores, megabytes)
+    jobs, pool = ninja.order(units, cores, megabytes)
     sizes = sorted((unit.megabytes for unit in units), reverse=True)
-    heavy = [size for size in sizes if size > HEAVY][: min(order.heavy, order.jobs)]
-    light = [size for size in sizes if size <= HEAVY][: order.jobs - len(heavy)]
+    heavy = [size for size in sizes if size > HEAVY][: min(pool, jobs)]
+    light = [size for size in sizes if size <= HEAVY][: jobs - len(heavy)]
 
-    assert (1 <= order.jobs <= cores, order.heavy >= 1) == (True, True)
+    assert (1 <= jobs <= cores, pool >= 1) == (True, True)
     assert sum(heavy) + sum(light) <= megabytes
 
 

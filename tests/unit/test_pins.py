@@ -15,7 +15,7 @@ from tests.refusals import refusal
 from tests.support import guides, wheels
 from tests.unit.conftest import ROOT, Mini, write_sdist
 
-from sparkwright.builder import pins
+from sparkwright.builder import BuildError, pins
 from sparkwright.cli import main, patch, stages
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_file
@@ -150,7 +150,7 @@ def test_an_archive_that_the_lock_does_not_have_yet_is_named(pinned: Mini) -> No
 
 
 def test_the_advice_names_the_verbs_that_have_the_option() -> None:
-    *_, sentence = pins.PinError.references["pins-disagree"].todo.split(". ")
+    *_, sentence = BuildError.references["pins-disagree"].todo.split(". ")
     own = {verb for table in (stages._OPTIONS, patch._OPTIONS) for verb, names in table.items() if "--force-pin" in names}
     assert own == set(re.findall("patch bump|lock|plan|build", sentence))
 

@@ -198,31 +198,6 @@ def test_git_is_taken_if_the_archive_proves_it_and_else_the_archive(
     assert (world.written(run) == world.written(alone)) == (not recorded)
 
 
-@pytest.mark.parametrize("asked", [True, False], ids=["while the host is asked", "while its files are brought"])
-def test_a_damaged_mirror_strands_nobody(host: Host, offered: Index, server: GitHost, asked: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a commit that the lock names: the archive is taken, the folder is named, and git is taken again once that is removed."""
-    world = World(host, offered, "sdist", server, {})
-    world.lock(answers=True)
-    path = world.run().mirror(host.url).path
-    packs = list((path / "objects" / "pack").glob("*.pack"))
-    if asked:
-        # The tag that the lock names is asked for if no proof is recorded.
-        lock = world.run().project.lock_file
-        lock.write_text(re.sub(r"    proof:\n(      .*\n)+", "", lock.read_text()))
-    for pack in packs:
-        pack.chmod(0o644)
-        pack.write_bytes(pack.read_bytes()[:20] + b"\xff" * 40)
-    capsys.readouterr()
-    fetched = fetch.fetch(world.run(), host.fork)
-
-    assert (packs, fetched.kind, fetched.git_error) == (packs, "sdist", "mirror-damaged")
-    assert str(path) in capsys.readouterr().err
-    with refusal("mirror-damaged"):
-        fetch.fetch(world.run("--source", "git"), host.fork)
-    shutil.rmtree(path)
-    assert fetch.fetch(world.run(), host.fork, again=True).kind == "git"
-
-
 def test_a_damaged_object_database_is_not_blamed_on_the_upstream(host: Host, offered: Index, server: GitHost) -> None:
     """No archive is put over it."""
     world = World(host, offered, "sdist", server, {})

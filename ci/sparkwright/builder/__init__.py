@@ -68,6 +68,12 @@ class BuildError(SparkwrightError):
             "Compare the names above with what is left out, which `audit` lists, and correct or "
             "remove the entry under `unused` in environment.yaml.",
         ),
+        "pins-disagree": Advice(
+            "A release of the stack requires another release of a project than the stack names.",
+            "Choose releases that fit. To accept another release for good, name it under `requires`"
+            " in build/<stack>/environment.yaml. lock, plan and patch bump go on once with "
+            "--force-pin.",
+        ),
         "requirement-mismatch": Advice(
             "The official wheel does not require what environment.yaml would change.",
             "Read the wheel's requirements, then correct or remove the entry under `requires` in "

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from sparkwright.builder import BuildError, launcher, toolchain
+from sparkwright.builder import BuildError, launcher, pylock, toolchain
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.toolchain import Toolchain
 from sparkwright.core import process, strict_yaml
@@ -123,30 +123,22 @@ def shipped_costs(context: RunContext, fork: str) -> dict[str, Cost]:
 # The order in build.ninja.
 
 
-class CompileOrder(msgspec.Struct, frozen=True):
-    """How many edges run at once (``-j``), and how many of them in the pool ``heavy``."""
-
-    jobs: int
-    heavy: int
-
-
-def order(units: Sequence[Cost], cores: int, megabytes: int) -> CompileOrder:
+def order(units: Sequence[Cost], cores: int, megabytes: int) -> tuple[int, int]:
     """
-    Return how many compilers may run at once, and how many of those with large *units*: one large
-    unit always fits into *megabytes* beside others of `LIGHT` each, more of them if there is room.
+    Return how many compilers may run at once (``-j``), and how many of those with large *units*:
+    one large unit always fits into *megabytes* beside others of `LIGHT` each, more of them if there
+    is room.
     """
     largest = max((unit.megabytes for unit in units), default=0)
     if largest <= HEAVY:
-        return CompileOrder(max(1, min(cores, megabytes // LIGHT)), 1)
+        return max(1, min(cores, megabytes // LIGHT)), 1
     jobs = max(1, min(cores, 1 + (megabytes - largest) // LIGHT))
-    return CompileOrder(jobs, max(1, (megabytes - jobs * LIGHT) // largest))
+    return jobs, max(1, (megabytes - jobs * LIGHT) // largest)
 
 
-def write_schedule(
-    build: Path, costs: Mapping[str, Cost], cores: int, megabytes: int
-) -> CompileOrder:
+def write_schedule(build: Path, costs: Mapping[str, Cost], cores: int, megabytes: int) -> int:
     """
-    Write the schedule of the build folder, and return the order of its units.
+    Write the schedule of the build folder, and return how many of its units may run at once.
 
     Args:
         costs: The costs of units, by their paths as the compiler sees them.
@@ -158,14 +150,14 @@ def write_schedule(
             units[slot] = costs.get(source, GUESS)
             # Of two values for a variable, ninja takes the last.
             statements[slot] += "  pool = heavy\n" if units[slot].megabytes > HEAVY else ""
-    chosen = order([*units.values()], cores, megabytes)
+    jobs, heavy = order([*units.values()], cores, megabytes)
     # Every other statement keeps its place; rules stand before the edges that use them.
-    result = [f"pool heavy\n  depth = {chosen.heavy}\n", *statements]
+    result = [f"pool heavy\n  depth = {heavy}\n", *statements]
     longest_first = sorted(units, key=lambda slot: -units[slot].seconds)
     for slot, other in zip(units, longest_first, strict=True):
         result[slot + 1] = statements[other]
     (build / SCHEDULE).write_text("".join(result), "utf-8")
-    return chosen
+    return jobs
 
 
 def _compiled_source(statement: str) -> str:
@@ -220,11 +212,6 @@ class FailedEdge(msgspec.Struct, frozen=True):
     text: str
 
 
-def memory_budget(memory: int) -> int:
-    """Return the megabytes for all compilers: *memory* bytes, or most of what is free."""
-    return memory // 1_000_000 or int(process.available_megabytes() * SHARE)
-
-
 def install_launcher(folder: Path) -> Path:
     """Copy the compiler launcher to *folder* and return its path there."""
     # The compile commands hold this path; with another one ninja would compile everything again.
@@ -252,7 +239,8 @@ class BuildFolder:
     ) -> None:
         self._name, self._path, self._program = fork, work / "build", tools.tool("ninja")
         self._cores = context.jobs or len(os.sched_getaffinity(0))
-        self._sandbox, self._megabytes = sandbox, memory_budget(context.memory)
+        self._sandbox, self._megabytes = sandbox, context.memory // 1_000_000
+        self._megabytes = self._megabytes or int(process.available_megabytes() * SHARE)
         log = f"{context.project.stack}-{context.qualified(fork)}-compile.log"
         self._log = context.store.folder("logs") / log
         self._source = f"{sandbox.sandbox_path(work / 'src')}/"
@@ -285,16 +273,16 @@ class BuildFolder:
             (self._launch / CALLS).unlink(missing_ok=True)
             shutil.rmtree(self._launch / "tmp", ignore_errors=True)
             (self._launch / "tmp").mkdir()
-            chosen = write_schedule(
+            jobs = write_schedule(
                 self._path,
                 {f"{self._source}{unit}": cost for unit, cost in costs.items()},
                 self._cores,
                 self._megabytes,
             )
-            title = f"compile {self._name}: {chosen.jobs} at once, {self._megabytes / 1000:.0f} GB"
+            title = f"compile {self._name}: {jobs} at once, {self._megabytes / 1000:.0f} GB"
             try:
                 with console.step(title):
-                    self._make(targets, chosen.jobs)
+                    self._make(targets, jobs)
             finally:
                 calls = [call for call in self._calls() if call.good]
                 (self._launch / CALLS).replace(self._launch / FINISHED)
@@ -415,7 +403,9 @@ def cache_variables(
             "checkout (sudo apt-get install ccache)"
         )
         return clean
-    compilers = content_key("compilers", toolchain.code_generators(context))
+    wheels = pylock.wheels(context.project)
+    generators = [sha256 for name, _, sha256 in wheels if name in toolchain.GENERATORS]
+    compilers = content_key("compilers", [toolchain.compiler(context), *generators])
     settings = {
         "SPARKWRIGHT_CCACHE": program,
         "CCACHE_DIR": str(context.store.folder("ccache")),

@@ -12,7 +12,6 @@ import re
 from collections.abc import Iterator, Mapping
 from email.parser import BytesParser
 from types import MappingProxyType
-from typing import ClassVar
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -20,24 +19,10 @@ from packaging.utils import canonicalize_name
 from sparkwright.builder import BuildError, toolchain
 from sparkwright.builder.wheel import archive
 from sparkwright.core.console import console
-from sparkwright.core.errors import Advice, SparkwrightError
 from sparkwright.core.zips import info_folder, zip_file, zip_members
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import ForkLock, ForkSpec, Lock
-
-
-class PinError(SparkwrightError):
-    """Releases of the stack do not fit together."""
-
-    references: ClassVar[Mapping[str, Advice]] = {
-        "pins-disagree": Advice(
-            "A release of the stack requires another release of a project than the stack names.",
-            "Choose releases that fit. To accept another release for good, name it under `requires`"
-            " in build/<stack>/environment.yaml. lock, plan and patch bump go on once with "
-            "--force-pin.",
-        ),
-    }
 
 
 def requirements(
@@ -156,7 +141,7 @@ def check(
     """
     lines = disagreements(context, lock, versions)
     if lines and not force:
-        raise PinError(
+        raise BuildError(
             "pins-disagree",
             f"Releases of stack {context.project.stack} do not fit together.",
             details=lines,

@@ -184,7 +184,8 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
         f"forks/{stack}/lock.yaml ({name})": context.lock.forks[name] for name in concerned
     }
     for name in concerned:
-        parts[f"forks/{stack}/{name}/series"] = _digests(list_folder(project.series_folder(name)))
+        paths = filter(Path.is_file, list_folder(project.series_folder(name)))
+        parts[f"forks/{stack}/{name}/series"] = {path.name: sha256_file(path) for path in paths}
         parts[f"cherry_picks/{name}.yaml"] = series.pick_pins(context, name)
     parts |= {
         # The targets are an input whether stack.yaml or an option names them.
@@ -212,10 +213,6 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
         "sparkwright": (__version__, LAYOUT, toolchain.ADDITIONS),
     }
     return {name: content_key("input", part) for name, part in parts.items()}
-
-
-def _digests(paths: Iterable[Path]) -> dict[str, str]:
-    return {path.name: sha256_file(path) for path in paths if path.is_file()}
 
 
 def reviewed(parts: dict[str, str]) -> dict[str, str]:

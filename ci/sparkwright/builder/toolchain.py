@@ -147,14 +147,13 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return () if "all" in self.targets else self.targets
 
     @property
-    def listed_targets(self) -> set[str]:
-        """The targets that the series' option of CMake can compile, `core_defines`."""
-        return {*self.core_targets}.union(*(each.targets for each in self.external.values()))
-
-    @property
     def needs_upstream_cmake(self) -> bool:
-        """Whether a target is asked for that needs CMake as upstream has it, with all sources."""
-        return not self.listed_targets.issuperset(self.targets)
+        """
+        Whether a target is asked for that the series' option of CMake (`core_defines`) cannot
+        compile: it needs CMake as upstream has it, with all sources.
+        """
+        external = (each.targets for each in self.external.values())
+        return not {*self.core_targets}.union(*external).issuperset(self.targets)
 
     def __post_init__(self) -> None:
         for project, text in self.requires.items():
@@ -299,12 +298,6 @@ def compiler(context: RunContext) -> str:
             details=error.details,
             todo=f"sudo apt-get install {package}",
         ) from error
-
-
-def code_generators(context: RunContext) -> list[str]:
-    """Return what identifies the programs whose output is code: versions, and hashes of wheels."""
-    wheels = pylock.wheels(context.project)
-    return [compiler(context), *(sha256 for name, _, sha256 in wheels if name in GENERATORS)]
 
 
 # The locked tools.

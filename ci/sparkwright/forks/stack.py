@@ -50,11 +50,6 @@ class SourceError(SparkwrightError):
             "Do not fetch it by other means. Look at the file, and at who changed it, with the "
             "upstream project.",
         ),
-        "mirror-damaged": Advice(
-            "A file of the upstream's copy in the cache directory was lost or changed, by a "
-            "faulty disk or by hand.",
-            "Remove the mirror's folder; the next run fetches it again.",
-        ),
         "not-provided": Advice(
             "Something that the command names or needs does not exist: a stack, a fork, a source "
             "or base for this machine, a record, a wheel, a worktree or a release.",
@@ -87,7 +82,8 @@ class SourceError(SparkwrightError):
         "source-unreachable": Advice(
             "The network, the index or the mirror does not offer what the lock names.",
             "Check the connection with `sparkwright doctor`, or give a mirror with --mirror "
-            "URL=REPLACEMENT. The bytes that arrived are kept.",
+            "URL=REPLACEMENT. The bytes that arrived are kept. If git's words above speak of "
+            "damage, remove `mirrors` from the cache directory.",
             exit_code=5,
         ),
         "source-unresolved": Advice(
