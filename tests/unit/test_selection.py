@@ -143,7 +143,7 @@ def test_compiled_operators_answer_what_they_support_and_nothing_else(monkeypatc
 def test_verb_refuses_an_environment_without_the_stacks_vllm(cli: Callable[..., Any], tmp_path: Path) -> None:
     folder = checkpoints.write(tmp_path / "m", {"model_type": "m", "num_hidden_layers": 1}, [("lm_head.weight", "BF16", [8, 8])])
     other = standin.environment(tmp_path / "env", "0.9.0")
-    for python, reason in ((other, "has vLLM 0.9.0, and stack 2026.06 0.23.0"), (Path("/bin/false"), "does not answer as a Python does")):
+    for python, reason in ((other, "has vLLM 0.9.0, and stack 2026.06 0.23.0"), (Path("/bin/false"), "is no Python of an environment")):
         done = cli("model", "check", folder, "--stack", "2026.06", "--python", python, "--root", Path(__file__).parents[2])
         assert (done.returncode, "environment-unusable" in done.stderr) == (1, True)
         assert reason in " ".join(done.stderr.split())

@@ -274,11 +274,11 @@ def _unit(words: Sequence[str]) -> str:
     Raises:
         UsageError: It would hold a secret.
     """
-    asked = [word for word in words if word not in ("--unit", "--dry-run")]
-    if redact(asked) != asked:
+    serve_words = [word for word in words if word not in ("--unit", "--dry-run")]
+    if redact(serve_words) != serve_words:
         todo = "Give it with Environment= or EnvironmentFile= of systemd: HF_TOKEN, VLLM_API_KEY."
         raise UsageError("usage", "The unit would show a secret to whoever reads it.", todo=todo)
-    command = [sys.executable, "-m", "sparkwright", "serve", *asked]
+    command = [sys.executable, "-m", "sparkwright", "serve", *serve_words]
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         command = [word.replace(plain, escaped) for word in command]
     return UNIT.format(folder=Path.cwd(), command=" ".join(f'"{word}"' for word in command))

@@ -10,15 +10,14 @@ import ast
 import difflib
 import re
 from collections.abc import Collection, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 
-from sparkwright.bench.server import flags
+from sparkwright.bench.server import flags, wheel_identity
 from sparkwright.bench.server.flags import FlagError
 from sparkwright.client.environment import Marker, installed_at
-from sparkwright.core import process
 from sparkwright.core.errors import FileError, PythonError
 from sparkwright.core.files import read_bytes
 
@@ -43,19 +42,6 @@ RESERVED = {
     "--ssl-certfile": "use a proxy in front of the server",
     "--grpc": "not supported",
 }
-_SCRIPT = """\
-import importlib.metadata as metadata, importlib.util as util, json, os, sys
-def version(name):
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
-spec = util.find_spec("vllm")
-folders = list(spec.submodule_search_locations or []) if spec else []
-print(json.dumps({"prefix": sys.prefix, "vllm": version("vllm"),
-                  "package": "".join(folders[:1])}), flush=True)
-os._exit(0)
-"""
 _FLAG = re.compile(r"--?[a-z][a-z0-9-]*", re.IGNORECASE)
 
 
@@ -144,20 +130,13 @@ def examine(python: Path) -> ServingEnvironment:
         environment-unusable: It is no Python, or it has no vLLM.
     """
     python = python.absolute()
-    failure = f"{python} does not answer as a Python does."
-    answer = process.ask_python(failure, [str(python), "-I", "-c", _SCRIPT])
-    try:
-        environment = msgspec.json.decode(
-            answer, type=ServingEnvironment, dec_hook=lambda _, text: Path(text)
-        )
-    except msgspec.DecodeError as error:
-        raise PythonError("environment-unusable", failure, details=[str(error)]) from error
-    if not environment.vllm or not environment.package.name:
-        todo = "Install a release with `sparkwright install`, or name another Python with --python."
-        raise PythonError(
-            "environment-unusable",
-            f"There is no vLLM in the environment of {python}.",
-            details=[str(environment.prefix)],
-            todo=todo,
-        )
-    return replace(environment, python=python, marker=installed_at(environment.prefix))
+    site, prefix = wheel_identity.site_packages(python), python.parents[1]
+    for distribution in metadata.distributions(name="vllm", path=[str(site)]):
+        version, marker = distribution.version, installed_at(prefix)
+        return ServingEnvironment(prefix, version, site / "vllm", python, marker)
+    raise PythonError(
+        "environment-unusable",
+        f"There is no vLLM in the environment of {python}.",
+        details=[str(site)],
+        todo="Install a release with `sparkwright install`, or name another Python with --python.",
+    )
