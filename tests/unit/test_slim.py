@@ -136,17 +136,18 @@ def tensors(folder: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def model(folder: Path, quantization: Mapping[str, Any] | None = None, seed: int = 1, scale: float = 0.02, **config: Any) -> Path:
+def model(folder: Path, quantization: Mapping[str, Any] | None = None, seed: int = 1, replaced: Mapping[str, NDArray[Any]] = {}, **config: Any) -> Path:
     """Write the hybrid in two shards; without *quantization*, its experts are plain, too."""
     folder.mkdir(parents=True)
     draw = np.random.default_rng(seed)
     arrays: dict[str, NDArray[Any]] = {}
     for name, (kind, shape) in SHAPES.items():
-        drawn = draw.standard_t(3, shape) * scale
+        drawn = draw.standard_t(3, shape) * 0.02
         if ".experts." in name and not quantization:
             arrays |= {name: drawn.astype(ml_dtypes.bfloat16)} if name.endswith(".weight") else {}
         else:
             arrays[name] = np.asarray(drawn.astype(TYPES[kind]) if kind in ("BF16", "F32") else draw.integers(1, 100, shape).astype(TYPES[kind]))
+    arrays |= replaced
     names = sorted(arrays)
     shards = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
     for shard, own in shards.items():
@@ -227,64 +228,49 @@ def test_the_algorithm_of_a_file_of_its_own_is_declared_in_the_config(tmp_path: 
 # What is refused.
 
 
-def altered(**changes: Any) -> Callable[[Path], Path]:
-    return lambda folder: model(folder, **changes)
-
-
-def with_tensor(name: str, array: NDArray[Any]) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        path = model(folder) / "model-1.safetensors"
-        own = checkpoint.header(path)
-        write(path, {**{each: value for each, value in tensors(folder).items() if each in own}, name: array})
-        return folder
-
-    return make
-
-
-def already(folder: Path) -> Path:
-    slimmed(model(folder.parent / "first"), folder)
-    return folder
-
-
-def wide(folder: Path) -> Path:
-    """Write a model whose only matrix has rows beyond a part."""
-    return checkpoints.write(folder, {"model_type": "x", "num_hidden_layers": 1}, [("model.layers.0.a_proj.weight", "BF16", [16, CHUNK])])
-
-
-ODD = np.ones((48, 40), ml_dtypes.bfloat16)
+def output(array: NDArray[Any]) -> dict[str, Any]:
+    """Return the changes of a model whose output projection is *array*."""
+    return {"replaced": {"model.layers.0.self_attn.o_proj.weight": array.astype(ml_dtypes.bfloat16)}}
 
 
 @pytest.mark.parametrize(
-    ("make", "layers", "reference", "says"),
+    ("changes", "layers", "reference", "says"),
     [
-        (altered(), ["self_attn.x_proj"], "slim-layers", "there is none"),
-        (altered(), ["self_attn.*", "embed_tokens"], "slim-layers", "rows of an embedding"),
-        (altered(), ["mlp.gate"], "slim-layers", "decides what a token is given to"),
-        (altered(), ["in_proj_ba"], "slim-layers", "states decay"),
-        (altered(), ["experts"], "slim-layers", "as their makers"),
-        (altered(), ["visual.*"], "slim-layers", "see or hear"),
-        (altered(), ["model.norm"], "slim-layers", "no matrix"),
-        (altered(tie_word_embeddings=True), ["lm_head"], "slim-layers", "tie_word_embeddings"),
-        (with_tensor("model.layers.0.self_attn.o_proj.weight", ODD), ["o_proj"], "slim-layers", "48, 40"),
-        (altered(), ["q_proj"], "mixture-joined", "qkv|q_proj"),
-        (already, [], "slim-nothing", ""),
-        (wide, [], "slim-nothing", ""),
-        (altered(quantization={"quant_method": "awq"}), [], "slim-unsupported", "awq"),
-        (altered(quantization=["modelopt"]), [], "slim-unsupported", ""),
-        (altered(quantization={**MODELOPT, "quant_algo": "MIXED_PRECISION"}), [], "mixture-undeclared", ""),
-        (with_tensor("model.layers.0.self_attn.o_proj.weight", np.full((32, 48), np.nan, ml_dtypes.bfloat16)), [], "checkpoint-invalid", "o_proj"),
-        (with_tensor("model.layers.0.self_attn.o_proj.weight", np.full((32, 48), np.inf, ml_dtypes.bfloat16)), [], "checkpoint-invalid", "o_proj"),
+        ({}, ["self_attn.x_proj"], "slim-layers", "there is none"),
+        ({}, ["self_attn.*", "embed_tokens"], "slim-layers", "rows of an embedding"),
+        ({}, ["mlp.gate"], "slim-layers", "decides what a token is given to"),
+        ({}, ["in_proj_ba"], "slim-layers", "states decay"),
+        ({}, ["experts"], "slim-layers", "as their makers"),
+        ({}, ["visual.*"], "slim-layers", "see or hear"),
+        ({}, ["model.norm"], "slim-layers", "no matrix"),
+        ({"tie_word_embeddings": True}, ["lm_head"], "slim-layers", "tie_word_embeddings"),
+        (output(np.ones((48, 40))), ["o_proj"], "slim-layers", "48, 40"),
+        ({}, ["q_proj"], "mixture-joined", "qkv|q_proj"),
+        ({"quantization": {"quant_method": "awq"}}, [], "slim-unsupported", "awq"),
+        ({"quantization": ["modelopt"]}, [], "slim-unsupported", ""),
+        ({"quantization": {**MODELOPT, "quant_algo": "MIXED_PRECISION"}}, [], "mixture-undeclared", ""),
+        (output(np.full((32, 48), np.nan)), [], "checkpoint-invalid", "o_proj"),
+        (output(np.full((32, 48), np.inf)), [], "checkpoint-invalid", "o_proj"),
     ],
 )  # fmt: skip
 def test_a_model_that_cannot_be_made_slimmer_as_asked_is_refused(
-    tmp_path: Path, make: Callable[[Path], Path], layers: list[str], reference: str, says: str
+    tmp_path: Path, changes: dict[str, Any], layers: list[str], reference: str, says: str
 ) -> None:
-    source = make(tmp_path / "source")
+    source = model(tmp_path / "source", **changes)
     with pytest.raises(SparkwrightError) as error:
         slimmed(source, tmp_path / "out", "fp8", *layers)
     text = " ".join((error.value.what, *error.value.details))
     assert (error.value.reference, says in text or says == "qkv|q_proj") == (reference, True), text
     assert not (tmp_path / "out" / "config.json").exists()
+
+
+def test_a_model_without_a_matrix_that_may_change_is_refused(tmp_path: Path) -> None:
+    """One that was made slimmer before, and one whose only matrix has rows beyond a part."""
+    slimmed(model(tmp_path / "source"), tmp_path / "slim")
+    checkpoints.write(tmp_path / "wide", {"model_type": "x", "num_hidden_layers": 1}, [("model.layers.0.a_proj.weight", "BF16", [16, CHUNK])])
+    for name in ("slim", "wide"):
+        with refusal("slim-nothing"):
+            slimmed(tmp_path / name, tmp_path / "out")
 
 
 def test_a_tied_head_stays_where_no_layer_is_named(tmp_path: Path) -> None:
@@ -312,24 +298,23 @@ def test_a_copy_that_was_killed_anywhere_is_no_model_and_is_finished_by_the_next
     assert tensors(out).keys() == expected.keys()
 
 
-@pytest.mark.parametrize(
-    "other", ["weights", "layers", "format", "files", "the model itself"]
-)  # fmt: skip
+#: What lies in the folder before.
+OTHERS: dict[str, Callable[[Path, Path], object]] = {
+    "weights": lambda source, out: slimmed(model(source.with_name("other"), seed=2), out),
+    "layers": lambda source, out: slimmed(source, out, "fp8", "o_proj"),
+    "format": lambda source, out: slimmed(source, out, "nvfp4-w4a16"),
+    "files": lambda _, out: checkpoints.write(out, {}, []),
+    "the model itself": shutil.copytree,
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
 def test_a_folder_with_something_else_is_refused_and_left_alone(tmp_path: Path, other: str) -> None:
     source, out = model(tmp_path / "source"), tmp_path / "out"
-    if other == "files":
-        out.mkdir()
-        (out / "letter.txt").write_text("dear")
-    elif other == "the model itself":
-        out = source
-    else:
-        slimmed(source, out, "nvfp4-w4a16" if other == "format" else "fp8", *(["o_proj"] if other == "layers" else []))
-    if other == "weights":
-        shutil.rmtree(source)
-        model(source, seed=2)
+    OTHERS[other](source, out)
     before = contents(out)
     with refusal("slim-other-source"):
-        slimmed(source, out)
+        slimmed(source if other != "the model itself" else out, out)
     assert contents(out) == before
 
 
