@@ -191,6 +191,7 @@ def test_kill_at_any_file_operation_leaves_the_old_or_the_new_index(
                 gap -= 1
         change()
         assert IndexFolder(folder).exists
+        assert (folder / "index.html").is_file()
     assert step > 5
     assert gap < step / 2
     expected = {

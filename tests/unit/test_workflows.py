@@ -339,12 +339,12 @@ def test_sigstore_signs_where_the_lab_says_true(tmp_path: Path, variable: str, a
 def test_a_published_candidate_is_not_gated_for_verified(tmp_path: Path, state: dict[str, Any], channel: str, refused: bool) -> None:
     """Wheels that are published are neither published again, nor gated to be refused afterwards."""
     processes.script(tmp_path / ".github" / "published.sh", "exit 0")
-    document = json.dumps({"published": {"release": "2026.11.1", "gated": True, **state}})
+    document = json.dumps({"published": {"release": "2026.11.1", **state}})
     inputs = {"stack": "2026.11", "channel": channel}
     status, said, outputs = ran(tmp_path, "pipeline", "audit", "Are these wheels published", f"echo '{document}'", inputs=inputs)
 
     assert (status != 0, "the candidate 2026.11.1" in said) == (refused, refused), said
-    assert outputs == ({"release": "2026.11.1", "gated": "true"} if state["already"] else {})
+    assert outputs == ({"release": "2026.11.1"} if state["already"] else {})
     stated = {name: workflows.text(value, {"steps": {"published": {"outputs": outputs}}}) for name, value in PIPELINE["audit"]["outputs"].items()}
     contexts: dict[str, Any] = {"needs": {"audit": {"outputs": stated}, "decide": {"result": "success"}}, "vars": {"LAB_REPOSITORY": "a/b"}}
     assert workflows.holds(PIPELINE["approve"]["if"], contexts, failed=False) != state["already"]
@@ -364,15 +364,11 @@ def test_drift_fails_where_a_patch_is_of_no_use_on_the_newest_base(tmp_path: Pat
 
 @programs
 @pytest.mark.parametrize(
-    ("event", "gated", "same", "skipped"),
-    [
-        ("schedule", "true", True, True), ("schedule", "true", False, False), ("schedule", "", True, False),
-        ("workflow_dispatch", "true", True, False),
-    ],
-)  # fmt: skip
-def test_a_night_gates_again_only_after_a_change(tmp_path: Path, event: str, gated: str, same: bool, skipped: bool) -> None:
+    ("event", "same", "skipped"), [("schedule", True, True), ("schedule", False, False), ("workflow_dispatch", True, False)]
+)
+def test_a_night_gates_again_only_after_a_change(tmp_path: Path, event: str, same: bool, skipped: bool) -> None:
     """
-    What is published with every gate tried by today's policy, and is the same on the machine that gates, is not gated again; unless a person asks.
+    What was published with verdicts that are those of today on the machine that gates is not gated again; unless a person asks.
 
     The verdicts of earlier nights about these bytes, and no others, lie where the gates count attempts.
     """
@@ -384,7 +380,7 @@ def test_a_night_gates_again_only_after_a_change(tmp_path: Path, event: str, gat
     (tmp_path / "dist").mkdir()
     processes.script(tmp_path / ".github" / "published.sh", "exit 0")
     shutil.copy(SCRIPTS / "attempts.sh", tmp_path / ".github")
-    contexts: dict[str, Any] = {"github": {"event_name": event}, "needs": {"audit": {"outputs": {"gated": gated}}}}
+    contexts: dict[str, Any] = {"github": {"event_name": event}}
     body = f"""echo "$@" >said; echo '{json.dumps({"settled": same})}'"""
     status, said, outputs = ran(tmp_path, "pipeline", "gate", "Has anything changed since the last verdicts", body, **contexts)
 

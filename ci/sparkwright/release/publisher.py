@@ -22,7 +22,6 @@ from sparkwright.client.errors import ClientError
 from sparkwright.client.records import (
     Channel,
     Missing,
-    Proof,
     Release,
     ReleaseFile,
     ReleaseState,
@@ -51,7 +50,6 @@ class Published(msgspec.Struct, frozen=True):
     Attributes:
         version: Of the timestamp metadata that offers it.
         already: The same wheels were published before, and nothing was done.
-        gated: Every gate was tried with what is published, by the policy of today.
         missing: Wheel → what it lacks for ``verified``.
         fingerprint: Of root 1 of the index.
     """
@@ -60,7 +58,6 @@ class Published(msgspec.Struct, frozen=True):
     channel: Channel
     version: int = 0
     already: bool = False
-    gated: bool = False
     missing: dict[str, tuple[Missing, ...]] = {}
     fingerprint: str = ""
 
@@ -162,8 +159,7 @@ class Publisher:
                 with index.changing(self.keys, self.policy.file.roles) as change:
                     _put_wheels(change, facts, same.release)
             name, channel = same.release.name, same.state.channel
-            gated = all(_gated(wheel.proof, self.policy) for wheel in same.release.wheels)
-            return replace(done, release=name, channel=channel, already=True, gated=gated)
+            return replace(done, release=name, channel=channel, already=True)
         _require_free_names(index, facts)
         _require_order(index, stack, channel, facts)
         earlier = [entry.release for entry in index.of_stack(stack)]
@@ -428,12 +424,6 @@ def _same_release(
             _require_offered(entry)
             return entry
     return None
-
-
-def _gated(proof: Proof, policy: ReleasePolicy) -> bool:
-    """Return whether every gate was tried for *proof*, by the *policy* of today."""
-    untried = any(entry.reference == "not-climbed" for entry in proof.missing)
-    return proof.policy == policy.digest and bool(proof.gates) and not untried
 
 
 def _require_offered(entry: IndexEntry) -> None:
