@@ -434,12 +434,10 @@ def test_damaged_trust_is_not_taken_for_none(user: User) -> None:
         path.write_bytes(b"{")
     assert user.run("install", "--dry-run").code == 0
     [timestamp] = trust.glob("*/timestamp.json")
-    for make in (os.mkdir, os.mkfifo):
-        (timestamp.rmdir if timestamp.is_dir() else timestamp.unlink)()
-        make(timestamp)
-        assert refusal_of(user) == "state-unusable"
-    assert user.run("list").reference == "state-unusable"
     timestamp.unlink()
+    timestamp.mkdir()
+    assert refusal_of(user) == "state-unusable"
+    timestamp.rmdir()
     (trust / "indexes.json").write_bytes(b"{")
     assert refusal_of(user) == "file-invalid"
 

@@ -12,7 +12,6 @@ import contextlib
 import functools
 import os
 import re
-import stat
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -352,7 +351,6 @@ def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float
     with locked_folder(folder, seconds=seconds or -1):
         until = time.monotonic() + (seconds or REFRESH_SECONDS)
         remove_unfinished(folder)
-        _require_regular(folder)
         path = folder / "indexes.json"
         trusted = files.read_json(path, dict[str, str]) if path.exists() else {}
         at_home = own and shown == http.redact_credentials(parse_address(own))
@@ -366,19 +364,6 @@ def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float
         if trusted.get(shown) != wanted:
             write_file(path, msgspec.json.encode({**trusted, shown: wanted}))
     return index
-
-
-def _require_regular(folder: Path) -> None:
-    """
-    Raise `state-unusable` unless the files below *folder* are regular and of a bounded size; the
-    library would wait for a pipe.
-    """
-    for path in folder.rglob("*"):
-        state = path.lstat()
-        regular = stat.S_ISREG(state.st_mode) and state.st_size <= max(LARGEST.values())
-        own_link = path.name == "root.json" and path.is_symlink()
-        if not (regular or own_link or stat.S_ISDIR(state.st_mode)):
-            raise StoreError("state-unusable", f"{path} is no regular file, or too large.")
 
 
 def _first_root(url: str, wanted: str, trusted: Collection[str], seconds: float) -> bytes:

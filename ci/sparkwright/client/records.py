@@ -350,7 +350,6 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
         name: ``<stack>.<n>``, unique in the index, *n* counting from 1.
         made: When it was first published.
         locks: One for each machine that has wheels.
-        notes: Release notes (Markdown); releases of today have a page alone.
         edits, overlays: What the client does after the installation.
         inexact_records: Project whose RECORD may disagree with its members → why.
         before: The name of the previous release of the stack; empty for the first.
@@ -363,7 +362,6 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     wheels: tuple[ReleaseWheel, ...]
     locks: tuple[ReleaseLock, ...]
     forks: tuple[ForkSource, ...] = ()
-    notes: ReleaseFile | None = None
     edits: tuple[FileEdit, ...] = ()
     overlays: tuple[Overlay, ...] = ()
     inexact_records: dict[Name, str] = {}
@@ -392,7 +390,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
                 wheel.proof.canary,
             )
         )
-        return tuple(file for file in (*own, *self.locks, *self.packs, self.notes) if file)
+        return tuple(file for file in (*own, *self.locks, *self.packs) if file)
 
 
 class ReleaseState(msgspec.Struct, frozen=True, kw_only=True):
