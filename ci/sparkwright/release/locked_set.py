@@ -13,7 +13,6 @@ import tempfile
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 from packaging.pylock import PackageWheel, Pylock, PylockSelectError
@@ -22,7 +21,7 @@ from uv import find_uv_bin
 
 from sparkwright.builder import pylock
 from sparkwright.client.locked_wheels import LockedWheel
-from sparkwright.core import process
+from sparkwright.core import http, process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
 from sparkwright.release.errors import ReleaseError
@@ -115,7 +114,7 @@ def _compile(
                 package.name,
                 str(package.version),
                 file.filename,
-                _public(file.url or ""),
+                http.redact_credentials(file.url or "").partition("#")[0],
                 file.hashes["sha256"],
                 file.size or 0,
             )
@@ -128,12 +127,6 @@ def _compile(
             f"No set for Python {python} on {machine} satisfies these wheels.",
             details=[line for line in details if line.strip()][-SHOWN:],
         ) from error
-
-
-def _public(url: str) -> str:
-    """Return *url* without user, password and fragment, as it is published."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], fragment="").geturl()
 
 
 def write(
