@@ -19,7 +19,7 @@ from sparkwright.builder.workspace import (
     ArchException,
     ArchRule,
     ArchRules,
-    DroppedUnits,
+    DroppedUnit,
     Site,
 )
 from sparkwright.core import process
@@ -83,7 +83,7 @@ def kept(unit: str, gencode: str = "compute_80") -> ArchRules:
     return ArchRules(kept=(ArchException("mini", unit, "why not", gencode),))
 
 
-DROPPED = ArchRules(dropped=(DroppedUnits("mini", "b.cu", "a trap on this device"),))
+DROPPED = ArchRules(dropped=(DroppedUnit("mini", "b.cu", "a trap on this device"),))
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_units_that_are_dropped_pass_with_their_reason(capsys: pytest.CaptureFix
         ),
         ([PTX80], ArchRules(), "a.cu"),
         ([PTX80], kept("a.cu", "default"), "kept: a.cu is listed at default"),
-        ([NATIVE], kept("gone/*.cu"), "kept: gone/*.cu matches no CUDA unit"),
-        ([NATIVE], kept("?.cu"), "but CMake gives it compute_121f:sm_121f"),
+        ([NATIVE], kept("gone/a.cu"), "kept: gone/a.cu matches no CUDA unit"),
+        ([NATIVE], kept("a.cu"), "but CMake gives it compute_121f:sm_121f"),
         ([NATIVE, NATIVE], DROPPED, "dropped: b.cu is compiled"),
         ([], ArchRules(), "a.cu (compute_121f:sm_121f)"),
     ],

@@ -23,7 +23,6 @@ from sparkwright.builder import BuildError, toolchain
 from sparkwright.builder.configure import Call, TranslationUnit
 from sparkwright.builder.workspace import (
     ArchRules,
-    DroppedUnits,
     Site,
     SourceTree,
     Workspace,
@@ -38,7 +37,7 @@ from sparkwright.forks.context import RunContext
 #: another generation's · none: left to nvcc.
 Verdict = Literal["native", "kept", "folded", "foreign", "none"]
 #: Version of the stored record.
-FORM = 8
+FORM = 9
 
 #: An arch as CMake, torch or nvcc writes it: 12.1f, 121f-real, 8.0+PTX, code=sm_121f.
 _ARCH = re.compile(
@@ -75,25 +74,19 @@ class ArchPlan(msgspec.Struct, frozen=True):
 
     Attributes:
         arch: As the stack names it (``12.1f``).
-        gencode: The same as a compiler's entry (``compute_121f:sm_121f``).
         counts: Units by verdict.
         stale: Entries of ``kept`` and ``dropped`` that are not true, a line each.
         sites: The places that the rules changed.
-        dropped: The reviewed reasons for units that the rules leave out.
+        dropped: Source of a unit that the rules leave out → the reviewed reason.
     """
 
     fork: str
     arch: str
-    gencode: str
     counts: dict[str, int]
     units: tuple[PlannedUnit, ...]
     stale: tuple[str, ...]
     sites: tuple[Site, ...]
-    dropped: tuple[DroppedUnits, ...] = ()
-
-    def drop_reason(self, unit: PlannedUnit) -> str:
-        """Return the reviewed reason for leaving out *unit*, empty if there is none."""
-        return next((entry.reason for entry in self.dropped if entry.covers(unit.source)), "")
+    dropped: dict[str, str] = {}
 
 
 class PlanComparison(msgspec.Struct, frozen=True):
@@ -208,9 +201,10 @@ def examine(
         sites: The changes of the rules in that tree.
     """
     units, deciding = [], _deciding_calls(calls)
+    kept = {entry.unit: entry for entry in rules.kept}
     for unit in configured:
         verdict, reason = _verdict(unit.gencode, arch), ""
-        entry = next((entry for entry in rules.kept if entry.covers(unit.source)), None)
+        entry = kept.get(unit.source)
         if verdict != "native" and entry and _is_loadable(unit.gencode, entry.gencode, arch):
             verdict, reason = "kept", entry.reason
         names = (unit.source, unit.target, "CMAKE_CUDA_ARCHITECTURES")
@@ -220,12 +214,11 @@ def examine(
     return ArchPlan(
         fork=fork,
         arch=arch,
-        gencode=_target(arch),
         counts=dict(Counter(str(unit.verdict) for unit in units)),
         units=tuple(units),
         stale=tuple(_stale_entries(rules, units, arch)),
         sites=tuple(sites),
-        dropped=rules.dropped,
+        dropped={entry.unit: entry.reason for entry in rules.dropped},
     )
 
 
@@ -277,20 +270,18 @@ def _is_loadable(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:
 
 
 def _stale_entries(rules: ArchRules, units: Sequence[PlannedUnit], arch: str) -> Iterator[str]:
+    sources = {unit.source: unit for unit in units}
     for entry in rules.kept:
-        covered = [unit for unit in units if entry.covers(unit.source)]
-        # Without vendored sources their units are not in the build, so an entry for them may match
-        # none.
-        if not covered and not entry.unit.startswith("<build>/"):
+        unit = sources.get(entry.unit)
+        if unit is None:
             yield f"kept: {entry.unit} matches no CUDA unit"
-        for unit in covered:
-            if unit.verdict != "kept":
-                yield (
-                    f"kept: {unit.source} is listed at {entry.gencode}, which {arch} can run, but "
-                    f"CMake gives it {unit.code}"
-                )
+        elif unit.verdict != "kept":
+            yield (
+                f"kept: {unit.source} is listed at {entry.gencode}, which {arch} can run, but "
+                f"CMake gives it {unit.code}"
+            )
     for dropped in rules.dropped:
-        if any(dropped.covers(unit.source) for unit in units):
+        if dropped.unit in sources:
             yield f"dropped: {dropped.unit} is compiled"
 
 
@@ -304,10 +295,10 @@ def check(plans: PlanComparison) -> None:
     """
     plan = plans.after
     failing = [unit for unit in plan.units if unit.fails]
-    lost = [unit for unit in plans.removed if not plan.drop_reason(unit)]
+    lost = [unit for unit in plans.removed if unit.source not in plan.dropped]
     faults = {
         f"{len(failing)} of {len(plan.units)} CUDA units of {plan.fork} would not be compiled "
-        f"for {plan.arch} ({plan.gencode})": list(_explain(failing)),
+        f"for {plan.arch} ({_target(plan.arch)})": list(_explain(failing)),
         f"{len(plan.stale)} entries of archs.yaml are wrong for {plan.fork}": plan.stale,
         f"{len(lost)} unit(s) of {plan.fork} would no longer be compiled, without a reason": [
             f"{unit.source} ({unit.code})" for unit in lost
@@ -352,6 +343,6 @@ def show(plans: PlanComparison, *, result: bool = False) -> None:
         result=result,
     )
     reasons = [(u.source, u.code, u.reason) for u in plan.units if u.verdict == "kept"]
-    reasons += [(u.source, absent, plan.drop_reason(u)) for u in plans.removed]
+    reasons += [(u.source, absent, plan.dropped.get(u.source, "")) for u in plans.removed]
     if reasons:
         console.table("", ["not native", "gencode", "reason"], reasons, result=result)

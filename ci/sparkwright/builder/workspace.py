@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -66,26 +65,22 @@ class ArchRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(f"{self.name}: `before` and `after` are the same text")
 
 
-class DroppedUnits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DroppedUnit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    Units that are not compiled, because a rule empties their list.
+    A unit that is not compiled, because a rule empties its list.
 
     Attributes:
-        unit: Path inside the source tree; ``*`` and ``?`` match as in a shell, ``*`` also across
-            folders.
+        unit: Path inside the source tree.
     """
 
     fork: str
     unit: str
     reason: strict_yaml.Prose
 
-    def covers(self, source: str) -> bool:
-        return fnmatchcase(source, self.unit)
 
-
-class ArchException(DroppedUnits, frozen=True, forbid_unknown_fields=True):
+class ArchException(DroppedUnit, frozen=True, forbid_unknown_fields=True):
     """
-    Units that stay at another arch, as a reviewed decision.
+    A unit that stays at another arch, as a reviewed decision.
 
     Attributes:
         gencode: The virtual arch of every gencode of the unit, such as ``compute_89``; ``default``
@@ -100,7 +95,7 @@ class ArchRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     rules: tuple[ArchRule, ...] = ()
     kept: tuple[ArchException, ...] = ()
-    dropped: tuple[DroppedUnits, ...] = ()
+    dropped: tuple[DroppedUnit, ...] = ()
 
 
 class Site(msgspec.Struct, frozen=True):
