@@ -242,7 +242,7 @@ def test_a_graft_leaves_out_what_the_gpu_cannot_use_and_says_so(
     source = source_tree(mini.context(), "vllm")
     changed, manifest = graft.changes(mini.context(), source, official, tmp_path, {}, omitted, settings)
     record = {"units": (), "transplant": manifest}
-    parts: dict[str, Any] = {"inherited": dict.fromkeys(manifest.base, "0" * 64), "trimmed": manifest.trimmed, "properties": {}}
+    parts: dict[str, Any] = {"source": source, "inherited": dict.fromkeys(manifest.base, "0" * 64), "trimmed": manifest.trimmed, "properties": {}}
     made = archive.rewrite(
         official, tmp_path, version="1.0+a", replace=changed, remove=omitted.files,
         dist_info=lambda name: {archive.BUILD_RECORD: msgspec.json.encode(record), SBOM: sbom.document(name, **parts)},

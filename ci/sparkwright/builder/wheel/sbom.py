@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -71,12 +72,13 @@ def gather(
         for name, entry in context.lock.forks[source.fork].vendored.items()
         if name.split("/")[0] in sources
     }
+    tools = [wheel for wheel in pylock.wheels(project) if wheel[0] == pylock.NVCC]
     return {
         "source": source,
         "needs": [source_tree(context, need) for need in project.fork(source.fork).needs],
         "bases": [(base.name, base.filename, base.sha256)] if base else [],
         "vendored": vendored,
-        "tools": compilers(context) if compiled is not None else [],
+        "tools": tools if compiled is not None else [],
         "compiled": compiled or {},
         "inherited": {member: record_sha256(digest) for member, digest in inherited.items()},
         "trimmed": trimmed,
@@ -91,30 +93,25 @@ def gather(
     }
 
 
-def compilers(context: RunContext) -> tuple[pylock.LockedWheel, ...]:
-    """Return the CUDA compiler that pylock.toml locks for this machine."""
-    return tuple(wheel for wheel in pylock.wheels(context.project) if wheel[0] == pylock.NVCC)
-
-
 def document(
     name: WheelName,
     *,
     properties: Mapping[str, str],
-    source: SourceTree | None = None,
+    source: SourceTree,
     needs: Sequence[SourceTree] = (),
     bases: Sequence[pylock.LockedWheel] = (),
-    vendored: Mapping[str, VendoredLock] | None = None,
+    vendored: Mapping[str, VendoredLock] = MappingProxyType({}),
     tools: Sequence[pylock.LockedWheel] = (),
-    compiled: Mapping[str, str] | None = None,
-    inherited: Mapping[str, str] | None = None,
-    trimmed: Mapping[str, str] | None = None,
+    compiled: Mapping[str, str] = MappingProxyType({}),
+    inherited: Mapping[str, str] = MappingProxyType({}),
+    trimmed: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
     """
     Return the CycloneDX document of the wheel *name*.
 
     Args:
         properties: Properties of the wheel: name → value.
-        source: The built source; None for a wheel made of another wheel's files, or of the program.
+        source: The built source.
         needs: Forks whose sources were compiled with it.
         bases: Wheels that files or libraries were taken from.
         vendored: Sources that the build took beside the fork's own, by name in the lock.
@@ -124,17 +121,15 @@ def document(
         trimmed: Libraries of a base wheel without the code for other GPUs, likewise.
     """
     project = canonicalize_name(name.distribution)
-    ancestors = [_file("base", base) for base in bases]
-    pedigree: dict[str, Any] = {"ancestors": ancestors}
-    if source:
-        ancestors.insert(0, _upstream(source, name.version.partition("+")[0]))
-        pedigree["patches"] = [
-            {
-                "type": "cherry-pick" if step.pick else "unofficial",
-                "diff": {"url": f"#patch/{source.fork}/{step.sha256}"},
-            }
-            for step in source.steps
-        ]
+    ancestors = [_upstream(source, name.version.partition("+")[0])]
+    ancestors += [_file("base", base) for base in bases]
+    patches = [
+        {
+            "type": "cherry-pick" if step.pick else "unofficial",
+            "diff": {"url": f"#patch/{source.fork}/{step.sha256}"},
+        }
+        for step in source.steps
+    ]
     main = _component(
         "wheel",
         project,
@@ -154,14 +149,14 @@ def document(
                 ("base", inherited),
                 ("base, trimmed", trimmed),
             )
-            for member, sha256 in sorted((hashes or {}).items())
+            for member, sha256 in sorted(hashes.items())
         ],
-        pedigree=pedigree,
+        pedigree={"ancestors": ancestors, "patches": patches},
     )
     parts = [
-        *(patch for tree in (source, *needs) if tree for patch in _patches(tree)),
+        *(patch for tree in (source, *needs) for patch in _patches(tree)),
         *(_upstream(need, "") for need in needs),
-        *(_vendored(*entry) for entry in sorted((vendored or {}).items())),
+        *(_vendored(*entry) for entry in sorted(vendored.items())),
         *(_file("tool", tool, scope="excluded") for tool in tools),
     ]
     content: dict[str, Any] = {
