@@ -58,7 +58,7 @@ ENV SPARKWRIGHT_PREFIX=/opt/sparkwright \
     PYTHONUNBUFFERED=1 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
-LABEL sparkwright.release=$RELEASE sparkwright.channel=$CHANNEL sparkwright.index=$INDEX sparkwright.index.fingerprint=$TRUST \
+LABEL sparkwright.release=$RELEASE sparkwright.index=$INDEX sparkwright.index.fingerprint=$TRUST \
     org.opencontainers.image.base.digest=$BASE
 # Owner, mode and content of a path are those of the image when a new volume is put there.
 VOLUME ["/var/lib/sparkwright", "/opt/sparkwright/releases/$RELEASE/caches"]

@@ -192,8 +192,6 @@ def test_deep_health_is_never_green_without_a_comparison(server: ByteModelServer
     server.limit = 100
     with bearer(server.url, own, tmp_path), refusal("canary-not-run", match="did not answer"):
         deep()
-    with refusal("usage"):
-        main.run(["serve", "--deep"])
 
 
 def test_a_release_has_only_canaries_that_a_pass_is_behind(wheel: Path, reference: Path, tmp_path: Path) -> None:

@@ -64,6 +64,8 @@ def test_an_expected_failure_gives_1_and_a_document(cli: Cli, mini: Mini) -> Non
         (["gate", "--hours", "4"], "--hours belongs to a night"),
         (["gate", "--hours", "4", "--recipe", "toy-cpu", "--only", "G0"], "--hours belongs to a night"),
         (["release", "yank", "s.1", "--at", "x"], "--keys names no key"),
+        (["serve", "--model", "m", "--node-rank=2"], "0 on the first machine"),
+        (["serve", "--deep"], "--deep belongs to --health"),
     ],
 )
 def test_wrong_usage_gives_2(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -529,11 +529,6 @@ def test_host_that_is_none_is_refused(tmp_path: Path, host: str) -> None:
         models.copy(tmp_path, host)
 
 
-def test_rank_is_of_a_machine_that_joins(world: World) -> None:
-    with refusal("usage", match="0 on the first machine"):
-        main.run(["serve", "--python", str(world.python), "--model", str(world.model), "--node-rank=2"])
-
-
 # Health.
 
 USAGE = {"usage": {"prompt_tokens": 2, "completion_tokens": 8}}

@@ -130,7 +130,7 @@ def examine(python: Path) -> ServingEnvironment:
         environment-unusable: It is no Python, or it has no vLLM.
     """
     python = python.absolute()
-    site, prefix = wheel_identity.site_packages(python), python.parents[1]
+    site, prefix = wheel_identity.site_packages(python), python.parent.parent
     for distribution in metadata.distributions(name="vllm", path=[str(site)]):
         version, marker = distribution.version, installed_at(prefix)
         return ServingEnvironment(prefix, version, site / "vllm", python, marker)
