@@ -28,7 +28,6 @@ from sparkwright.audit import policy
 from sparkwright.audit.wheel import audit
 from sparkwright.builder import pipeline, pylock, toolchain
 from sparkwright.builder.configure import CMakeLibrary
-from sparkwright.builder.pylock import Interpreter
 from sparkwright.builder.toolchain import EnvironmentSpec, ForkEnvironment, Toolchain, UnusedFiles
 from sparkwright.builder.wheel import archive, graft, sbom
 from sparkwright.builder.wheel.archive import SBOM, WheelName
@@ -377,7 +376,7 @@ OTHER = next(machine for machine in MACHINES if machine != HERE)
 def test_one_lock_selects_the_same_projects_for_both_machines(stack: str) -> None:
     """For either machine every project has one wheel, of that machine or of none; whatever this one is."""
     project = Project(ROOT, stack)
-    chosen = {machine: pylock.wheels(project, Interpreter("3.12.3", machine)) for machine in MACHINES}
+    chosen = {machine: pylock.wheels(project, **pylock.selection("3.12.3", machine)) for machine in MACHINES}
 
     assert [name for name, _, _ in chosen["x86_64"]] == [name for name, _, _ in chosen["aarch64"]]
     for machine, selected in chosen.items():

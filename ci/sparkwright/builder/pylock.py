@@ -41,31 +41,25 @@ NVCC, NVDISASM = "nvidia-cuda-nvcc", "nvidia-cuda-nvdisasm"
 LockedWheel = tuple[str, str, str]
 
 
-class Interpreter(msgspec.Struct, frozen=True):
-    """A Python of another machine."""
-
-    version: str
-    machine: str
-
-    def selection(self) -> dict[str, Any]:
-        """Return its environment and wheel tags, as arguments of `Pylock.select`."""
-        major, minor = map(int, self.version.split(".")[:2])
-        return {
-            "environment": {
-                **default_environment(),
-                "platform_machine": self.machine,
-                "python_version": f"{major}.{minor}",
-                "python_full_version": self.version,
-            },
-            "tags": tags((major, minor), self.machine),
-        }
+def selection(version: str, machine: str) -> dict[str, Any]:
+    """Return the arguments of `Pylock.select` for the Python *version* on *machine*."""
+    major, minor = map(int, version.split(".")[:2])
+    return {
+        "environment": {
+            **default_environment(),
+            "platform_machine": machine,
+            "python_version": f"{major}.{minor}",
+            "python_full_version": version,
+        },
+        "tags": tags((major, minor), machine),
+    }
 
 
-def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
-    """Return the wheel tags that CPython *python* takes on *machine* with glibc 2.*newest*."""
+def tags(python: Sequence[int], machine: str) -> list[Tag]:
+    """Return the wheel tags that CPython *python* takes on *machine*."""
     platforms = [
         f"{name}_{machine}"
-        for minor in range(newest, 4 if machine == "x86_64" else 16, -1)
+        for minor in range(GLIBC, 4 if machine == "x86_64" else 16, -1)
         for name in (f"manylinux_2_{minor}", LEGACY_TAGS.get(minor))
         if name
     ]
@@ -77,9 +71,9 @@ def tags(python: Sequence[int], machine: str, newest: int = GLIBC) -> list[Tag]:
     ]
 
 
-def wheels(project: Project, python: Interpreter | None = None) -> tuple[LockedWheel, ...]:
+def wheels(project: Project, **chosen: Any) -> tuple[LockedWheel, ...]:
     """Return the selection of the stack's ``pylock.toml``, as `select` does."""
-    return select(project.build_folder / "pylock.toml", python)
+    return select(project.build_folder / "pylock.toml", **chosen)
 
 
 def cuda(project: Project) -> str:
@@ -97,29 +91,30 @@ def cuda(project: Project) -> str:
     )
 
 
-def select(path: Path, python: Interpreter | None = None) -> tuple[LockedWheel, ...]:
+def select(path: Path, **chosen: Any) -> tuple[LockedWheel, ...]:
     """
-    Return the selection of the lock at *path* for *python*, by default this one, sorted.
+    Return the wheels that the lock at *path* selects, sorted.
+
+    Args:
+        chosen: As `selection`; none for this Python and machine.
 
     Raises:
         file-invalid: The file is missing, is no PEP 751 lock, or has nothing for that Python.
     """
-    chosen = []
+    locked = []
     try:
         lock = Pylock.from_dict(tomllib.loads(path.read_text("utf-8")))
-        for package, file in lock.select(**(python.selection() if python else {})):
+        for package, file in lock.select(**chosen):
             if not isinstance(file, PackageWheel):
                 raise ValueError(f"{package.name} is not locked as a wheel")
-            chosen.append((str(package.name), str(file.filename), file.hashes["sha256"]))
+            locked.append((str(package.name), str(file.filename), file.hashes["sha256"]))
     except (OSError, ValueError, PylockValidationError, PylockSelectError) as error:
         raise FileError(
             "file-invalid",
-            f"{path} does not lock the tools for Python {python.version} on {python.machine}."
-            if python
-            else f"{path} does not lock the tools for this Python.",
+            f"{path} does not lock the tools for the Python and the machine that are asked for.",
             details=[str(error)],
         ) from error
-    return tuple(sorted(chosen))
+    return tuple(sorted(locked))
 
 
 def lock(store: Store, folder: Path, *options: str, again: bool = False) -> None:

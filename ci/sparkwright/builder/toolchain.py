@@ -575,7 +575,6 @@ def target_key(context: RunContext, tools: Toolchain) -> str:
 
 def linked_wheels(context: RunContext) -> tuple[LockedWheel, ...]:
     """Return the wheels that libraries for the machine of *context* are linked against."""
-    python = pylock.Interpreter(platform.python_version(), context.machine)
-    return tuple(
-        wheel for wheel in pylock.wheels(context.project, python) if wheel[0].startswith(LINKED)
-    )
+    chosen = pylock.selection(platform.python_version(), context.machine)
+    wheels = pylock.wheels(context.project, **chosen)
+    return tuple(wheel for wheel in wheels if wheel[0].startswith(LINKED))

@@ -105,7 +105,7 @@ def _compile(
     )
     try:
         lock = Pylock.from_dict(tomllib.loads(process.output(command, env=environment)))
-        for package, file in lock.select(**pylock.Interpreter(f"{python}.0", machine).selection()):
+        for package, file in lock.select(**pylock.selection(f"{python}.0", machine)):
             # uv takes our files for archives.
             if not isinstance(file, PackageWheel) or package.name in own:
                 yield own[package.name]

@@ -261,7 +261,7 @@ def _require_installable(
     texts = {file.sha256: data for file, data in contents.items()}
     for lock in release.locks:
         for python in lock.pythons:
-            selection = pylock.Interpreter(f"{python}.0", lock.machine).selection()
+            selection = pylock.selection(f"{python}.0", lock.machine)
             install.release_wheels(release, lock, texts[lock.sha256], **selection)
         own = [facts for facts in wheels if facts.machine in (lock.machine, "any")]
         checked = [facts.checked for facts in own if facts.checked]
