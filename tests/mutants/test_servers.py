@@ -232,14 +232,14 @@ def _judged(request: pytest.FixtureRequest, vllm_python: Path, trained: Path, tm
 def _before(judged: JudgedServer, context: RunContext, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the recorded answers of the server before it is broken."""
     path = tmp_path_factory.mktemp("before") / "largest.json"
-    result = accuracy.ask(context, "largest", TASKS.tasks["largest"], judged.broken.client(), ServerIdentity("b" * 64))
+    result = accuracy.ask(context, "largest", TASKS.tasks["largest"], judged.broken.client(), ServerIdentity("b" * 64, "m" * 64))
     path.write_bytes(msgspec.json.encode(result))
     return path
 
 
 def answered(judged: JudgedServer, context: RunContext, before: Path) -> tuple[Check, ...]:
     """Return the checks of G6."""
-    return accuracy.run(TASKS, "largest", context, judged.broken.client(), before, identity=ServerIdentity("a" * 64), floor=0.8)
+    return accuracy.run(TASKS, "largest", context, judged.broken.client(), before, identity=ServerIdentity("a" * 64, "m" * 64), floor=0.8)
 
 
 @pytest.fixture(scope="module", name="equal")
