@@ -86,8 +86,7 @@ def project(root: Path, **changes: float) -> Path:
     gates = root / "ci" / "gates"
     edit(gates / "machine.yaml", max_other_load=1.0, cooldown=0.1, preheat=0, floor=1, discrete_floor=1)
     edit(gates / "machine.yaml", matrix=8, stream=8, warmup=0.0, seconds=0.02, readings=3, band=900)
-    edit(gates / "throughput.yaml", **{"timeout_s": 60, **changes})
-    edit(gates / "workloads.yaml", least=3, most=3)
+    edit(gates / "throughput.yaml", **{"timeout_s": 60, "most_requests": 3, **changes})
     return root
 
 

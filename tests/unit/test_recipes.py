@@ -32,10 +32,11 @@ from sparkwright.core.files import sha256_bytes
 from sparkwright.core.memory import SPARKS, MachineMemory
 from sparkwright.gates.contract import ContractPolicy
 from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
+from sparkwright.gates.throughput_run import ThroughputPolicy
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = workloads.load(ROOT)
-RULE = WORKLOADS.rule
+RULE = strict_yaml.load(ROOT / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)
 NAMES = tuple(recipe.files(ROOT))
 #: A DGX Spark (119.7 GiB in seed reports 000 and 001) on which nothing runs.
 SPARK = MachineMemory(119.7, 119.7, 1, unified=True)
@@ -410,8 +411,8 @@ cells = st.builds(
 @given(cells, st.floats(0.0, 1e4), st.floats(1.0, 10.0))
 def test_leg_of_a_named_cell_has_enough_requests_in_whole_rounds(cell: WorkloadCell, needed: float, more: float) -> None:
     assert WorkloadCell.parse(cell.name) == cell
-    count, fewest = RULE.requests(cell, needed), max(RULE.least, cell.concurrency)
-    assert fewest <= count <= max(fewest, RULE.most) + cell.concurrency - 1
+    count, fewest = RULE.requests(cell, needed), max(RULE.fewest_requests, cell.concurrency)
+    assert fewest <= count <= max(fewest, RULE.most_requests) + cell.concurrency - 1
     assert count % cell.concurrency == 0
     assert count <= RULE.requests(cell, needed * more)
 
@@ -430,7 +431,7 @@ CELL = {"prompt": 1, "answer": 1}
     [[], [{**CELL, "prompt": 0}], [{**CELL, "primary": ["speed"]}]],
 )
 def test_broken_workload_is_refused(cells: list[dict[str, Any]]) -> None:
-    document = {"rule": msgspec.to_builtins(RULE), "texts": {}, "workloads": {"a": {"why": "w", "source": "s", "cells": cells}}}
+    document = {"workloads": {"a": {"why": "w", "source": "s", "cells": cells}}}
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert(document, Workloads)
 

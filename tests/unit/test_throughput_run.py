@@ -38,7 +38,7 @@ from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy, Reading, Snapshot
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result
 from sparkwright.bench.server.client import Client
@@ -343,11 +343,11 @@ def test_a_measurement_is_as_long_as_its_own_error_asks_for(spread: float, paire
     By the A/A block, which has the fewest requests; the number then holds for all measurements of the cell, also after a kill. How prompts differ
     that both sides have does not count, and no load takes much longer than it may.
     """
-    rule, policy = RequestRule(3, 64), replace(POLICY, min_blocks=1, max_blocks=1)
+    policy = replace(POLICY, min_blocks=1, max_blocks=1, most_requests=64)
     cell = WorkloadCell(64, 128, 1, primary=("tpot",))
     for kills in ([8], []):
         servers = fragile(now=1000.0) if not kills else fragile(kills[0])
-        servers.spec = replace(servers.spec, rule=rule, policy=policy, texts={cell.name: tmp_path} if paired else {})
+        servers.spec = replace(servers.spec, policy=policy, texts={cell.name: tmp_path} if paired else {})
         servers.spread = spread
         work = functools.partial(ran, tmp_path / "j", servers, cells=(cell,))
         processes.exit_code(work) if kills else work()

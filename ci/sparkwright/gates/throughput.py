@@ -26,7 +26,7 @@ from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CellResult, Measurement, Result, Series, Subject
 from sparkwright.bench.server import wheel_identity
@@ -191,7 +191,6 @@ class Experiment:
                 self._contract,
                 tokenizer=model,
                 texts=texts,
-                rule=self._workloads.rule,
                 resident=resident,
                 deadline=deadline,
             )
@@ -352,7 +351,6 @@ def estimate(
     policy: ThroughputPolicy,
     pace: Pace,
     cells: Sequence[WorkloadCell],
-    rule: RequestRule,
     *,
     resident: bool = True,
 ) -> float:
@@ -360,12 +358,12 @@ def estimate(
     Return the seconds that the gate takes for an equal wheel, whose loads need the fewest requests.
 
     Args:
-        cells: Those that decide. *rule*: how many requests each has.
+        cells: Those that decide.
         resident: Whether both servers stay; else each turn has a start of its own.
     """
     turn = 0.0
     for cell in cells:
-        rounds = rule.requests(cell) / cell.concurrency
+        rounds = policy.requests(cell) / cell.concurrency
         loaded = rounds * pace.round(cell.prompt, cell.answer, cell.concurrency)
         turn += policy.warmups * pace.round(cell.prompt, cell.answer) + loaded + AROUND_S
     blocks, starts = 1 + USUAL_BLOCKS, (1 if resident else 4) * pace.start_s

@@ -33,7 +33,7 @@ from msgspec.structs import replace
 from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
-from sparkwright.bench.recipes.workloads import RequestRule, WorkloadCell
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Count, Metric, Reason, Share, Side
 from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Measurement, Series
 from sparkwright.bench.server.client import ServerInvalid
@@ -121,6 +121,7 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         own_error: Standard error of a measurement by itself, as a share of the margin, at which it
             is long enough.
         longest_s: Seconds of a load that has more than the fewest requests.
+        fewest_requests, most_requests: Of a load whose cell states none.
         slim_share: Of the gain that the bytes of a slimmer copy predict for one request, the share
             that has to be there.
     """
@@ -138,7 +139,16 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     lag: Annotated[float, Meta(ge=0, le=4)]
     own_error: Share
     longest_s: Seconds
+    fewest_requests: Count
+    most_requests: Count
     slim_share: Share
+
+    def requests(self, cell: WorkloadCell, needed: float = 0.0) -> int:
+        """Return the requests of a load of *cell*: those *needed*, in whole rounds."""
+        if cell.requests:
+            return cell.requests
+        least = max(self.fewest_requests, cell.concurrency, min(needed, self.most_requests))
+        return cell.concurrency * math.ceil(least / cell.concurrency)
 
     def needed(
         self, loads: Sequence[LoadResult], metrics: Sequence[Metric], *, paired: bool
@@ -176,7 +186,6 @@ class RunSpec(msgspec.Struct, frozen=True):
             kernel contract.
         tokenizer: Folder of the model that is served.
         texts: File of real prompts of each cell that has them, by its name.
-        rule: How many requests a measurement makes.
         resident: Whether both servers stay, and take turns in one launch.
         deadline: As of `time.monotonic`; no block begins that would end later.
     """
@@ -188,7 +197,6 @@ class RunSpec(msgspec.Struct, frozen=True):
     contract: Callable[[Side, Server], tuple[Check, ...]]
     tokenizer: Path | None = None
     texts: Mapping[str, Path] = {}
-    rule: RequestRule = RequestRule(5, 512)
     resident: bool = False
     deadline: float = math.inf
 
@@ -728,7 +736,7 @@ class Runner:
             loads = [leg.run for leg in counted if leg.run and (leg.cell, leg.block) == key]
             paired = len(loads) > 1 and cell.name in spec.texts
             needed = spec.policy.needed(loads, cell.primary, paired=paired)
-        return replace(cell, requests=spec.rule.requests(cell, needed))
+        return replace(cell, requests=spec.policy.requests(cell, needed))
 
     def _cool_down(self, reason: Reason) -> None:
         """Wait until the machine is as it should be again, or for all its cool-downs."""

@@ -95,11 +95,6 @@ class Trap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sources: Annotated[tuple[_Source, ...], Meta(min_length=1)]
     seen: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
 
-    @property
-    def reason(self) -> Reason:
-        message = f"{self.happens} ({', '.join(self.sources)}). {self.remedy}"
-        return Reason(self.id, message.removesuffix("."))
-
 
 def load() -> tuple[Trap, ...]:
     """
@@ -123,7 +118,8 @@ def find(words: Sequence[str], vllm: str, audit: ModuleAudit) -> Iterator[Reason
     flag_values = settings(words)
     for trap in load():
         if trap.when.holds(flag_values, vllm, audit):
-            yield trap.reason
+            message = f"{trap.happens} ({', '.join(trap.sources)}). {trap.remedy}"
+            yield Reason(trap.id, message.removesuffix("."))
 
 
 def settings(words: Sequence[str]) -> dict[str, str]:

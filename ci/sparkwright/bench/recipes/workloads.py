@@ -7,7 +7,6 @@ fast wheel is not measured with more requests than a slow one.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from sparkwright.bench.records import Count, Metric
+from sparkwright.bench.records import Metric
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
 
@@ -35,7 +34,7 @@ class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         prompt: Tokens of each prompt; the maximum where a dataset gives the prompts.
         answer: Tokens of each answer, exactly.
         concurrency: Requests at a time, each followed by the next.
-        requests: Requests in a leg; 0 leaves it to the `RequestRule`.
+        requests: Requests in a leg; 0 leaves it to the policy of G8.
         texts: Name of the real prompts that ``--texts`` has to give; empty for random tokens.
         primary: Metrics that decide a gate; the others are only reported.
     """
@@ -63,26 +62,6 @@ class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return f"{self.texts} {self.prompt}/{self.answer} c{self.concurrency}".strip()
 
 
-class RequestRule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    The number of requests of a leg whose cell states none.
-
-    Attributes:
-        least: Requests in any leg; its figure is their median.
-        most: Requests at most, where their spread would ask for more.
-    """
-
-    least: Count
-    most: Count
-
-    def requests(self, cell: WorkloadCell, needed: float = 0.0) -> int:
-        """Return the requests of a leg of *cell*: those *needed*, in whole rounds."""
-        if cell.requests:
-            return cell.requests
-        fewest = max(self.least, cell.concurrency)
-        return cell.concurrency * math.ceil(max(fewest, min(needed, self.most)) / cell.concurrency)
-
-
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A named set of cells, its purpose, and who measures the same."""
 
@@ -94,7 +73,6 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file ``ci/gates/workloads.yaml``."""
 
-    rule: RequestRule
     workloads: dict[Name, Workload]
 
     def cells(self, *names: str) -> tuple[WorkloadCell, ...]:

@@ -103,10 +103,10 @@ def gate_seconds(
         profile, workload: As of `GateOptions`.
     """
     if gate == "G8":
-        loads = workloads.load(root)
         rules = policies.throughput
-        cells = workloads.deciding(loads.cells(*(workload or [rules.workloads])), decides)
-        return throughput.estimate(rules, pace, cells, loads.rule, resident=resident)
+        cells = workloads.load(root).cells(*(workload or [rules.workloads]))
+        deciding = workloads.deciding(cells, decides)
+        return throughput.estimate(rules, pace, deciding, resident=resident)
     needs = GATE_NEEDS[gate]
     return needs.rehearsed_s + needs.questions_s(policies, pace, profile)
 
