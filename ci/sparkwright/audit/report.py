@@ -4,29 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import msgspec
 
+from sparkwright.builder import BuildError
 from sparkwright.core.console import console
 from sparkwright.core.console import size as as_size
-from sparkwright.core.errors import Advice, SparkwrightError
 
 #: A tampered wheel may have a finding per member; people read the first ones, ``--json`` has all.
 SHOWN = 40
 #: Translation units that a line of a table names.
 SHOWN_UNITS = 5
-
-
-class AuditError(SparkwrightError):
-    """A wheel does not meet the audit policy."""
-
-    references: ClassVar[Mapping[str, Advice]] = {
-        "audit-failed": Advice(
-            "The machine code inside the wheel is not what the policy in ci/audit.yaml asks for.",
-            "Do not publish the wheel. Compare the findings with the plan of the same build.",
-        ),
-    }
 
 
 class AuditedWheel(msgspec.Struct, frozen=True):
@@ -199,7 +188,7 @@ def raise_for_findings(*reports: AuditReport) -> None:
     ]
     if details:
         files = ", ".join(report.subject.file for report in failed)
-        raise AuditError(
+        raise BuildError(
             "audit-failed",
             f"{len(details)} finding(s) in {files}.",
             details=details[:SHOWN],

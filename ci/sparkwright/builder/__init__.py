@@ -18,6 +18,10 @@ class BuildError(SparkwrightError):
             "Apply the rule named beside each unit, or list the unit under `kept` with a reason. "
             "Correct entries that are not true; list a unit that a rule removes under `dropped`.",
         ),
+        "audit-failed": Advice(
+            "The machine code inside the wheel is not what the policy in ci/audit.yaml asks for.",
+            "Do not publish the wheel. Compare the findings with the plan of the same build.",
+        ),
         "base-mismatch": Advice(
             "The official wheel was not built from the locked source, so a graft onto it would "
             "mix two releases.",
