@@ -427,6 +427,18 @@ def test_call_that_is_not_made_is_dirt_on_both_sides(theirs: int, ours: int, fai
     assert all("no call" in found[name].samples[0].actual for name in failing)
 
 
+def test_answer_in_a_foreign_language_is_dirt_even_if_the_stock_wheel_makes_no_calls(fleet: Fleet) -> None:
+    """It is excused for the call that is lacking, and for nothing else."""
+    answers = (SampledAnswer(number, "All right.", (), "stop") for number in range(1000))
+    policy = replace(POLICY, dirty_text=replace(POLICY.dirty_text, chats=REAL.dirty_text.chats[:1], calls=REAL.dirty_text.calls[:1]))
+    text = dirty_text.DirtyText(policy, fleet.server.client, "{prompt}", recipe())
+    fleet.server.talk = lambda request, *_: ({"content": "La casa y el río es muy bonita, pero las calles." if request.get("tools") else "All right."}, "stop")
+    found = next(text.judge(fleet.server.client, StockText(ServerIdentity(wheel="b"), text.shape, tuple(answers))))
+
+    assert (found.state, found.reason) == ("fail", "text-dirty")
+    assert "spanish" in found.samples[0].actual
+
+
 @pytest.mark.parametrize("tables", [[(3, 40, 1, 38)], [(9, 9, 8, 8), (2, 12, 0, 9), (5, 7, 1, 8), (0, 6, 0, 6)]])
 def test_chance_of_dirty_answers_is_exact(tables: list[tuple[int, int, int, int]]) -> None:
     """It is counted over all ways to deal the dirty answers to both sides, question by question: dirty ones and all of this side, then of the other."""

@@ -156,6 +156,8 @@ UNLEARNT = {1: (6, 56), 2: (20, 111), 4: (22, 221), 8: (50, 421), 16: (70, 551),
         (UNLEARNT, None, ("fail", "token-run")),
         (UNLEARNT, (44, 366), ("pass", "")),
         (UNLEARNT, (2, 366), ("fail", "token-run")),
+        # A server that hardly answered is no measure.
+        (UNLEARNT, (0, 0), ("invalid", "load-too-small")), (UNLEARNT, (3, POLICY.least - 1), ("invalid", "load-too-small")),
         # The cache breaks at one concurrency alone.
         (UNLEARNT | {4: (120, 221)}, (44, 366), ("fail", "token-run")),
         ({1: (0, 60), 4: (12, 200)}, (0, 300), ("fail", "token-run")),
@@ -163,7 +165,7 @@ UNLEARNT = {1: (6, 56), 2: (20, 111), 4: (22, 221), 8: (50, 421), 16: (70, 551),
         # Few repeat: nobody has to be asked.
         ({1: (0, 60), 4: (1, 200)}, failed("words-under-load", "damaged", "reference-damaged"), ("pass", "")),
     ],
-    ids=["no-reference", "as-stock", "more-than-stock", "one-concurrency", "sound-stock", "damaged", "few"],
+    ids=["no-reference", "as-stock", "more-than-stock", "stock-silent", "stock-nearly-silent", "one-concurrency", "sound-stock", "damaged", "few"],
 )
 def test_a_model_that_repeats_is_compared_with_the_stock_wheel(
     counts: dict[int, tuple[int, int]], stock: tuple[int, int] | Check | None, expected: tuple[str, str]

@@ -223,10 +223,11 @@ class DirtyText:
         found = [each for _, each in self.found]
         faults = [fault for _, fault in found]
         bounded, most, besides = faults, self.rules.most * len(faults), ""
-        if sum(fault.startswith(NO_CALL) for _, fault in theirs) > self.rules.most * len(theirs):
+        alone = f"{NO_CALL}:"
+        if sum(fault.startswith(alone) for _, fault in theirs) > self.rules.most * len(theirs):
             # If the stock wheel leaves out as many calls, the model is the cause; the comparison
             # judges whether ours makes fewer.
-            bounded = ["" if fault.startswith(NO_CALL) else fault for fault in faults]
+            bounded = ["" if fault.startswith(alone) else fault for fault in faults]
             besides = " beside calls that are not made, too many of the stock wheel's, too"
         dirty = sum(map(bool, bounded))
         message = f"{dirty} of {len(faults)} answers are dirty{besides}"

@@ -103,10 +103,10 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         confidence: Of the interval of the growth.
         run: An answer with as many equal tokens in a row counts as repeating.
         repeating: Share of the answers at a concurrency that may repeat.
-        chance: Of failing, in all, by answers that repeat no more often than those of the stock
-            wheel, if more than *repeating* do.
+        chance: With which the check fails in all, where more than *repeating* do, although answers
+            of the stock wheel repeat as often.
         stock: Seconds of each concurrency on the stock wheel; a quarter of ours at most.
-        least: Answers needed at each concurrency.
+        least: Answers needed at each concurrency, and of the stock wheel.
         drain: Seconds within which a request ends, and the server is idle after the load.
     """
 
@@ -612,6 +612,9 @@ def _words(
     message = f"{len(repeating)} of {answers.total()} answers repeat one token"
     if many and isinstance(stock, Check):
         return stock
+    if many and isinstance(stock, StockLoad) and stock.answers < policy.least:
+        message += f", and the stock wheel gave {stock.answers} answers, too few to compare with"
+        return invalid(name, message, "load-too-small", figures=figures)
     if many and isinstance(stock, StockLoad):
         theirs = (stock.repeating, stock.answers - stock.repeating)
         message += f", and {stock.repeating} of {stock.answers} of the stock wheel"
