@@ -144,6 +144,14 @@ def test_server_without_the_requested_model_gets_no_prompt(
     assert set(server.asked) == {"/v1/models"}
 
 
+def test_adapters_beside_a_model_are_not_asked(listen: Listen) -> None:
+    """vLLM lists them with the model that they change."""
+    adapter = {"id": "toy-lora", "parent": "toy", "max_model_len": None}
+    server = listen(lambda connection, _: connection.sendall(whole({"data": [*MODELS["data"], adapter]})))
+    assert Client(server.url).model() == "toy"
+    assert Client(server.url, "toy-lora").model() == "toy-lora"
+
+
 def test_prompt_without_room_is_not_sent_and_a_completion_that_vllm_cut_for_room_is_refused(listen: Listen) -> None:
     server = listen(completing(SOUND))
     with invalid("prompt-too-long"):

@@ -261,6 +261,29 @@ def test_machines_of_one_server_have_vllms_own_arguments(world: World) -> None:
     assert world.plan(join="10.0.0.1", address="127.0.0.1", machine=SPARK).nodes == 2
 
 
+def test_one_key_of_what_the_recipe_gives_as_a_whole_is_refused(world: World) -> None:
+    """vLLM would drop all other keys, such as the method of the drafts."""
+    words = ("--speculative-config={\"method\":\"mtp\",\"num_speculative_tokens\":3}", "--max-model-len=5")
+    with refusal("flag-unknown", match="sets one key of --speculative-config") as refused:
+        flags.merge(words, ("-sc.num_speculative_tokens=2",))
+    assert words[0] in str(refused.value.todo)
+    assert flags.merge(words[1:], ("-sc.num_speculative_tokens=2",)) == (words[1], "-sc.num_speculative_tokens=2")
+
+
+@pytest.mark.parametrize("drafts", [("--speculative-config={}",), ("--speculative-config", "{}"), ("-sc", "{}"), ("-sc.method=mtp",), ("--spec-method=ngram", "--spec-tokens", "3")])
+def test_a_server_without_drafts_has_none_of_their_arguments(drafts: tuple[str, ...]) -> None:
+    assert flags.without_drafts(("--dtype", "half", *drafts, "--enforce-eager")) == ("--dtype", "half", "--enforce-eager")
+
+
+def test_the_users_expert_parallelism_counts_for_the_division(world: World) -> None:
+    """Experts as a whole can be divided where their size cannot."""
+    config = json.loads((world.model / "config.json").read_text())
+    (world.model / "config.json").write_text(json.dumps({**config, "num_attention_heads": 4, "num_key_value_heads": 4, "num_experts": 4, "moe_intermediate_size": 1027}))
+    shared: dict[str, Any] = {"nodes": 2, "machine": SPARK, "address": "127.0.0.1"}
+    sizes = [flags.value(world.plan(**shared, flags=words).launch.flags, "--tensor-parallel-size") for words in ((), ("--enable-expert-parallel",))]
+    assert sizes == ["1", "2"]
+
+
 def test_ray_stays_possible_by_flags(world: World) -> None:
     """The user's own cluster has the other machine, so none is waited for."""
     plan = world.plan("toy-cpu", nodes=2, flags=("--distributed-executor-backend=ray",), machine=SPARK)

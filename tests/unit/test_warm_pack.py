@@ -246,6 +246,13 @@ def test_parts_of_a_start_are_those_of_the_slowest_process_with_what_was_cached(
     }
 
 
+def test_a_start_over_new_year_that_tunes_twice_adds_up(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("".join(f"(EngineCore pid=2) INFO {time} [a.py:1] [Autotuner]: Autotuning process {event}\n" for time, event in (
+        ("12-31 23:59:00", "starts"), ("01-01 00:00:00", "ends"), ("01-01 00:00:10", "starts"), ("01-01 00:00:15", "ends"),
+    )))  # fmt: skip
+    assert {part.name: part.seconds for part in start_parts.read(tmp_path / "log").parts()} == {"tuning": 65, "from the first line to the last": 75}
+
+
 def test_a_log_without_a_line_of_vllm_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"\0\xff" * 100_000)
     for name in ("log", "none"):

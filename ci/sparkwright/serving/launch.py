@@ -409,11 +409,12 @@ def _flags(
     those of its memory.
     """
     words = recipe.flags(environment.vllm) if recipe else ()
+    both = flags.merge(words, request.flags)
     tensor = int(flags.number(request.flags, TENSOR) or 0)
     pipeline = int(flags.number(request.flags, PIPELINE) or 0)
     if nodes == 1 or (recipe and nodes == recipe.nodes and not tensor and not pipeline):
         return words
-    tensor = tensor or (max(1, nodes // pipeline) if pipeline else _tensor(words, config, nodes))
+    tensor = tensor or (max(1, nodes // pipeline) if pipeline else _tensor(both, config, nodes))
     pipeline = pipeline or max(1, nodes // tensor)
     return flags.merge(words, [f"{TENSOR}={tensor}", f"{PIPELINE}={pipeline}"])
 

@@ -187,6 +187,7 @@ class _Generated(msgspec.Struct):
 class _Model(msgspec.Struct):
     id: str
     max_model_len: int | None = None  # None for an adapter
+    parent: str | None = None  # of an adapter
 
 
 class _Models(msgspec.Struct):
@@ -207,7 +208,7 @@ class Client:
 
     Args:
         url: ``http://127.0.0.1:8000``. No proxy of the environment is used.
-        model: Its name at the server; empty for the only one that the server lists.
+        model: Its name at the server; empty for the only one that the server lists, adapters aside.
         deadline: Seconds for a complete reply, each request anew.
         key: The server's ``VLLM_API_KEY``; empty for none.
 
@@ -419,7 +420,10 @@ class Client:
     @cached_property
     def _model(self) -> _Model:
         listed = self._ask("/v1/models", _Models).data
-        matching = [model for model in listed if model.id == self._requested or not self._requested]
+        if self._requested:
+            matching = [model for model in listed if model.id == self._requested]
+        else:
+            matching = [model for model in listed if not model.parent]
         if len(matching) != 1:
             names = ", ".join(model.id for model in listed) or "no model"
             raise ServerInvalid(

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import msgspec
 
 from sparkwright.core.arguments import is_flag
+from sparkwright.core.console import one_line
 from sparkwright.core.errors import Advice, SparkwrightError
 
 #: Short name → long name (``engine/arg_utils.py`` of vLLM 0.33).
@@ -89,10 +90,35 @@ def setting(flag: str) -> str:
 
 
 def merge(below: Sequence[str], above: Sequence[str]) -> tuple[str, ...]:
-    """Return *below* without the arguments that *above* also gives, and then *above*."""
-    overridden = {argument.name for argument in parse(above)}
-    rest = [argument for argument in parse(below) if argument.name not in overridden]
-    return (*(word for argument in rest for word in argument.words), *above)
+    """
+    Return *below* without the arguments that *above* also gives, and then *above*.
+
+    Raises:
+        flag-unknown: *above* has a single key of what *below* gives as a whole; vLLM would drop all
+            other keys.
+    """
+    overridden = {argument.name: argument for argument in parse(above)}
+    rest: list[str] = []
+    for argument in parse(below):
+        replacing = overridden.get(argument.name)
+        if replacing and replacing.key and not argument.key:
+            raise FlagError(
+                "flag-unknown",
+                f"{one_line(replacing.words[0], 80)} sets one key of {argument.name}.",
+                todo=f"Give it whole: {argument.name}={one_line(argument.value, 200)}",
+            )
+        if not replacing:
+            rest += argument.words
+    return (*rest, *above)
+
+
+def without_drafts(words: Sequence[str]) -> tuple[str, ...]:
+    """Return *words* without those of speculative decoding."""
+    kept: list[str] = []
+    for argument in parse(words):
+        if not argument.name.startswith(("--speculative-", "--spec-")):
+            kept += argument.words
+    return tuple(kept)
 
 
 def value(words: Sequence[str], name: str) -> str:

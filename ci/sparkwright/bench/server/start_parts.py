@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter, defaultdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,8 @@ from sparkwright.core.errors import FileError
 
 #: The process and the time in front of a line of vLLM; there is no year.
 _LINE = re.compile(r"(?:\((?P<process>[^)]+)\) )?[A-Z]+ (?P<time>\d\d-\d\d \d\d:\d\d:\d\d) ")
+#: That of the stamps: a leap year, so that every day exists.
+YEAR = timedelta(days=366)
 #: The line at which a server answers.
 READY = "Application startup complete"
 #: A start in its order: a part, and its lines in 0.33.0. A line states seconds, or counts an event;
@@ -97,17 +99,17 @@ class StartLog:
             return
         if self._start is not None and not self._stamps:
             self._imports = time.monotonic() - self._start
-        # A leap year, so that every day exists.
         clock = datetime.strptime(f"2024-{stamp['time']}", "%Y-%m-%d %H:%M:%S")
         self._stamps = [*self._stamps[:1], clock]
         process = (stamp["process"] or "").rpartition(" pid=")[0]
-        elapsed = (clock - self._stamps[0]).total_seconds()
+        # A start may last over New Year.
+        elapsed = ((clock - self._stamps[0]) % YEAR).total_seconds()
         for name, event, pattern in LINES:
             if not (match := re.search(pattern, line)):
                 continue
             seconds = self._seconds.setdefault(name, {})
             if event == "begin":
-                seconds[""] = -elapsed
+                seconds[""] = seconds.get("", 0.0) - elapsed
             elif event == "end":
                 seconds[""] = elapsed + seconds.get("", -elapsed)
             elif event:
@@ -124,7 +126,7 @@ class StartLog:
                 slowest = max(ended, default=None)
                 parts.append(StartPart(name, slowest, dict(self._counts[name])))
         if self._stamps:
-            total = (self._stamps[-1] - self._stamps[0]).total_seconds()
+            total = ((self._stamps[-1] - self._stamps[0]) % YEAR).total_seconds()
             parts.append(StartPart("from the first line to the last", total))
         return parts
 

@@ -24,7 +24,7 @@ from sparkwright.bench.machine.state_checks import REASONS as MEMORY_REASONS
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.server import wheel_identity
+from sparkwright.bench.server import flags, wheel_identity
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import GATED, LaunchPlan
 from sparkwright.bench.server.server_process import Server
@@ -265,9 +265,8 @@ class ServerUnderTest:
         """
         self.end()
         plan = self.launch()
-        flags = (flag for flag in plan.flags if not flag.startswith("--speculative-config"))
-        log = self._folder / "without-drafts.log"
-        with Server(replace(plan, flags=tuple(flags)), log) as server:
+        words = flags.without_drafts(plan.flags)
+        with Server(replace(plan, flags=words), self._folder / "without-drafts.log") as server:
             yield server.client()
 
     def launch(self) -> LaunchPlan:
