@@ -268,7 +268,7 @@ def test_prompts_of_this_program_are_many_and_begin_differently(tokens: int, voc
 @pytest.mark.parametrize("verb", ["bench", "gate"])
 def test_file_of_no_prompts_is_refused_before_anything_starts(verb: str, make: Callable[[Path], object], tmp_path: Path) -> None:
     make(tmp_path / "prompts")
-    arguments = main.parse([verb, "--python", "p", "--serve", str(tmp_path), "--texts", str(tmp_path / "prompts"), "--cache-dir", str(tmp_path / "cache")])
+    arguments = main.parse([verb, "--python", "p", "--serve", str(tmp_path), "--recipe", "toy-cpu", "--texts", str(tmp_path / "prompts"), "--cache-dir", str(tmp_path / "cache")])
     with refusal("file-invalid", match="file of prompts"):
         arguments.run(arguments)
 
