@@ -432,7 +432,7 @@ def test_answer_in_a_foreign_language_is_dirt_even_if_the_stock_wheel_makes_no_c
     answers = (SampledAnswer(number, "All right.", (), "stop") for number in range(1000))
     policy = replace(POLICY, dirty_text=replace(POLICY.dirty_text, chats=REAL.dirty_text.chats[:1], calls=REAL.dirty_text.calls[:1]))
     text = dirty_text.DirtyText(policy, fleet.server.client, "{prompt}", recipe())
-    fleet.server.talk = lambda request, *_: ({"content": "La casa y el río es muy bonita, pero las calles." if request.get("tools") else "All right."}, "stop")
+    fleet.server.talk = lambda request, *_: ({"content": "La casa y el río es muy bonita, pero las flores." if request.get("tools") else "All right."}, "stop")
     found = next(text.judge(fleet.server.client, StockText(ServerIdentity(wheel="b"), text.shape, tuple(answers))))
 
     assert (found.state, found.reason) == ("fail", "text-dirty")
