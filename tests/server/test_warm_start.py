@@ -19,7 +19,7 @@ FLAGS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=
 def test_a_pack_of_the_real_server_spares_its_compiler(vllm_python: Path, toy: Path, tmp_path: Path) -> None:
     """vLLM 0.32 on a CPU traces its one graph again and writes it anew; every kernel of the pack is found."""
     variables = {name: value for name, value in VARIABLES.items() if name != "TORCHDYNAMO_DISABLE"}
-    plan = LaunchPlan(vllm_python, toy, FLAGS, variables, "toy", timeout=900, reserve=1000)
+    plan = LaunchPlan(vllm_python, toy, FLAGS, variables, "toy", timeout=900, kept_free=1000)
     archive = tmp_path / "toy.pack.tar.zst"
     pack = warm_pack.make(plan, KEY, archive, tmp_path / "logs")
     warm_pack.unpack(archive, pack.unpacked, tmp_path / "out")

@@ -78,7 +78,7 @@ def install(root: Path) -> None:
 
 def launch(python: Path, model: Path, *flags: str, **variables: str) -> LaunchPlan:
     """Return how a small server of *model* is started, with further *flags* and *variables*."""
-    return LaunchPlan(python, model, (*FLAGS, *flags), {**VARIABLES, **variables}, "toy", timeout=900, reserve=1000)
+    return LaunchPlan(python, model, (*FLAGS, *flags), {**VARIABLES, **variables}, "toy", timeout=900, kept_free=1000)
 
 
 @pytest.fixture(scope="session", name="vllm_python")

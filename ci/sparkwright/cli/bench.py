@@ -115,7 +115,7 @@ def bench(arguments: argparse.Namespace) -> None:
     client = None if launch else Client(asked.server, asked.model)
     with ExitStack() as stack:
         if launch:
-            launch = replace(launch, reserve=max(launch.reserve, machine.policy.floor))
+            launch = replace(launch, kept_free=max(launch.kept_free, machine.policy.floor))
             ours = stack.enter_context(Server(launch, context.store.folder("logs") / "bench.log"))
             if ours.failure:
                 raise GateError("measurement-invalid", f"The server does not run: {ours.failure}.")

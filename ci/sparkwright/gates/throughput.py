@@ -149,8 +149,8 @@ class Experiment:
         self._subjects[side] = replace(subject, flags=plan.flags, variables=plan.variables)
         # The profiler is there on both sides, and idle while anything is measured.
         flags = (*plan.flags, *contract.profiler_flags(self._profiles))
-        reserve = max(plan.reserve, self._policies.machine.floor)
-        self._plans[side] = replace(plan, flags=flags, reserve=reserve)
+        kept = max(plan.kept_free, self._policies.machine.floor)
+        self._plans[side] = replace(plan, flags=flags, kept_free=kept)
 
     def result(self, seconds: float = math.inf) -> Result:
         """

@@ -129,7 +129,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
             environment; an empty value removes one.
         name: The name under which the model is served.
         timeout: Seconds until it must be ready.
-        reserve: Megabytes that must stay available on the machine, else the server is killed,
+        kept_free: Megabytes that must stay available on the machine, else the server is killed,
             whatever the caller does meanwhile; 0 for no floor.
         grace: Seconds between the request to end and the kill.
         user: The user that it runs as; empty for that of the caller.
@@ -142,7 +142,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
     variables: dict[str, str] = {}
     name: str = "model"
     timeout: float = 1800.0
-    reserve: int = 0
+    kept_free: int = 0
     grace: float = 20.0
     user: str = ""
     machines: Machines | None = None

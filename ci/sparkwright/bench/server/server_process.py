@@ -82,8 +82,8 @@ class Server:
                 bufsize=0,
                 start_new_session=True,
             )
-        if plan.reserve:
-            watched = plan.reserve, functools.partial(self.end, order=b"k"), self._stopped
+        if plan.kept_free:
+            watched = plan.kept_free, functools.partial(self.end, order=b"k"), self._stopped
             threading.Thread(target=watch_memory, args=watched, daemon=True).start()
 
     def __enter__(self) -> Self:
