@@ -16,7 +16,10 @@ def library(name: str) -> ctypes.CDLL:
 def nvfp4_add_row(
     packed: bytes, scales: bytes, factor: float, out: ctypes.Array[ctypes.c_float]
 ) -> None:
-    """Add a row of NVFP4 weights, times *factor*, to *out*; a byte of *packed* holds two of them, one of *scales* is for sixteen."""
+    """
+    Add a row of NVFP4 weights, times *factor*, to *out*; a byte of *packed* holds two of them, one
+    of *scales* is for sixteen.
+    """
     add = library("_C_stable_libtorch").mini_vllm_nvfp4_add_row
     add.argtypes = (
         ctypes.c_char_p,

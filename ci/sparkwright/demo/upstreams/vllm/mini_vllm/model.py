@@ -1,8 +1,9 @@
 """
 A model that writes words: a row of NVFP4 weights for each word says which word comes next.
 
-``mini-vllm MODEL_DIR PROMPT`` prints what it writes after a prompt. Its folder holds ``config.json`` with the words and the scale, and
-``weights.nvfp4``: for each word a row of E2M1 codes, two in a byte, and then a row of E4M3 scales, one for sixteen codes.
+``mini-vllm MODEL_DIR PROMPT`` prints what it writes after a prompt. Its folder holds
+``config.json`` with the words and the scale, and ``weights.nvfp4``: for each word a row of E2M1
+codes, two in a byte, and then a row of E4M3 scales, one for sixteen codes.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ class Model:
 
 
 def main() -> None:
-    """Print the words that the model in the folder of the first argument writes after the second one."""
+    """Print the words that the model in MODEL_DIR writes after PROMPT."""
     folder, prompt = sys.argv[1:]
     sys.stdout.write(Model(Path(folder)).complete(prompt, 64) + "\n")
 
 
 def _largest(loaded: float) -> float:
-    """Return the scale of a layer of which one expert is loaded, into memory that was used before."""
+    """Return the scale of a layer with one loaded expert, in memory that was used before."""
     profile = ExpertScales(_EXPERTS)
     for expert in range(_EXPERTS):
         profile.load(expert, _PROFILE)
