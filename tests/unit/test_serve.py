@@ -120,7 +120,7 @@ def test_server_that_may_not_serve_is_ended(
 
 def test_memory_is_watched_while_a_gate_waits_for_an_answer(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate asks for hours and looks at nothing else meanwhile."""
-    with Server(make(reserve=1), tmp_path / "log") as server:
+    with Server(make(kept_free=1), tmp_path / "log") as server:
         monkeypatch.setattr(process, "available_megabytes", lambda: 0)
         processes.until(lambda: not server.running)
         assert (bool(server.failure), server.reason) == (True, "memory-low")
