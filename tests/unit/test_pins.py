@@ -7,6 +7,7 @@ import platform
 import re
 import shutil
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,6 +118,17 @@ def test_a_wheel_that_is_not_in_the_store_is_not_compared_and_that_is_said(pinne
     shutil.rmtree(context.store.root / "downloads")
     assert pins.disagreements(context, context.lock) == []
     assert "not all pins of vllm were compared" in capsys.readouterr().err
+
+
+def test_a_requirement_of_the_official_wheel_that_is_none_is_named(pinned: Mini) -> None:
+    context = pinned.context()
+    base = context.lock.forks["vllm"].bases[platform.machine()]
+    path = package_index.path_of(context.store, base.sha256, base.filename)
+    info = "mini_vllm-0.33.0.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", "Name: mini-vllm\nRequires-Dist: torch ==\n")
+    with refusal("wheel-invalid", match="states a requirement that is none"):
+        pins.disagreements(context, context.lock)
 
 
 def test_the_release_that_a_fork_of_the_stack_asks_for_is_compared(pinned: Mini, capsys: pytest.CaptureFixture[str]) -> None:

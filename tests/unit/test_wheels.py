@@ -34,7 +34,7 @@ from sparkwright.builder.wheel.archive import SBOM, WheelName
 from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.cli import main, options
-from sparkwright.core import strict_yaml
+from sparkwright.core import strict_yaml, zips
 from sparkwright.core.git import REGULAR
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.stack import MACHINES, FileLock, Project, VendoredLock
@@ -120,7 +120,7 @@ def test_what_is_chosen_for_each_run_is_refused_in_environment_yaml(entry: str) 
     [
         ({"mini/__init__.py": b'__version__ = "1.1"\n'}, "wheel-invalid", "does not set __version__ to '1.0'"),
         ({"mini/__init__.py": b'"""__version__ = "1.0" is elsewhere."""\n'}, "wheel-invalid", "does not set __version__"),
-        ({"mini/__init__.py": b"\xff\xfe"}, "wheel-invalid", "damaged"),
+        ({"mini/__init__.py": b"\xff\xfe"}, "wheel-invalid", "does not set __version__"),
         ({"../evil.py": b""}, "archive-unsafe", "would leave its folder"),
         ({"/evil.py": b""}, "archive-unsafe", "would leave its folder"),
         ({"mini\\evil.py": b""}, "archive-unsafe", "would leave its folder"),
@@ -133,6 +133,11 @@ def test_a_wheel_that_contradicts_itself_is_refused(
 
     with refusal(reference, match=words):
         archive.rewrite(base, tmp_path, version="1.0+a", version_files=("mini/__init__.py",))
+
+
+def test_a_fault_of_ours_while_a_wheel_is_open_is_not_said_to_be_damage(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="of ours"), zips.zip_file(packed(tmp_path / NAME, {**FILES, **META})):
+        raise KeyError("a fault of ours")
 
 
 @pytest.fixture(name="tools")

@@ -38,8 +38,7 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 from packaging.metadata import RawMetadata, parse_email
-from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
-from packaging.version import Version
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from sparkwright.audit import device_code
 from sparkwright.audit.device_code import DeviceCode, DeviceImage
@@ -64,6 +63,7 @@ from sparkwright.builder.wheel.archive import (
     records,
 )
 from sparkwright.builder.wheel.gpu_target import MACHINE_CODE, parsed
+from sparkwright.client.wheel_check import is_release
 from sparkwright.core import zips
 from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
@@ -222,9 +222,7 @@ def read_contents(wheel: Path, about: AuditedWheel) -> Contents:
             (folder[0], folder[2]),
             (metadata.get("name", ""), metadata.get("version", "")),
         ):
-            # As pip: neither needs to be spelled as in the file's name.
-            own = canonicalize_name(name) == about.name
-            if not own or Version(version) != Version(about.version):
+            if not is_release(name, version, about.name, about.version):
                 raise WheelError(
                     "wheel-invalid",
                     f"{about.file} holds another distribution.",
@@ -234,7 +232,8 @@ def read_contents(wheel: Path, about: AuditedWheel) -> Contents:
         name = f"{info}/{BUILD_RECORD}"
         if name in listed:
             text = member_text(archive, listed, name, about.file)
-            record = msgspec.json.decode(text, type=AuditedRecord)
+            with archive.guard():
+                record = msgspec.json.decode(text, type=AuditedRecord)
     return Contents(metadata, rows, record)
 
 
@@ -251,21 +250,18 @@ def members(wheel: Path, scratch: Path | None) -> Iterator[Member]:
         archive-unsafe: A member's name leaves its folder, or it is a link.
         disk-full: There is no room for a member.
     """
-    damage_guard = partial(zips.damage_guard, wheel.name, partial(WheelError, "wheel-invalid"))
     unpacked = 0
     with (
-        zips.opened(wheel) as archive,
+        zips.zip_file(wheel) as archive,
         translate_disk_full(scratch or Path(tempfile.gettempdir())),
         tempfile.TemporaryDirectory(prefix="wheel-", dir=scratch) as folder,
     ):
         copy = Path(folder, "member")
-        with damage_guard():
-            listed = zips.zip_members(archive, wheel.name)
-        for name, info in sorted(listed.items()):
+        for name, info in sorted(zips.zip_members(archive, wheel.name).items()):
             # ext4 writes a file that was cut to nothing to the disk when it is closed, a new one
             # does not wait.
             copy.unlink(missing_ok=True)
-            with damage_guard(), archive.open(info) as stream, copy.open("w+b") as output:
+            with archive.guard(), archive.open(info) as stream, copy.open("w+b") as output:
                 shutil.copyfileobj(stream, output, 1 << 20)
                 output.seek(0)
                 head = output.read(20)

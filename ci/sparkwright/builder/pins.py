@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping
 from email.parser import BytesParser
 from types import MappingProxyType
 
+from packaging.markers import UndefinedComparison
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from sparkwright.builder import BuildError, toolchain
 from sparkwright.builder.wheel import archive
 from sparkwright.core.console import console
+from sparkwright.core.errors import WheelError
 from sparkwright.core.zips import info_folder, zip_file, zip_members
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
@@ -47,10 +49,18 @@ def requirements(
             listed = zip_members(wheel, base.filename)
             name = f"{info_folder(listed, base.filename)}/METADATA"
             metadata = archive.member_text(wheel, listed, name, base.filename)
-            header = BytesParser().parsebytes(metadata, headersonly=True)
+        header, required = BytesParser().parsebytes(metadata, headersonly=True), list[Requirement]()
+        try:
             for requirement in map(Requirement, map(str, header.get_all("Requires-Dist") or [])):
                 if not requirement.marker or requirement.marker.evaluate(environment):
-                    yield base.filename, requirement
+                    required.append(requirement)
+        except (InvalidRequirement, UndefinedComparison) as error:
+            raise WheelError(
+                "wheel-invalid",
+                f"{base.filename} states a requirement that is none.",
+                details=[str(error)],
+            ) from error
+        yield from ((base.filename, requirement) for requirement in required)
     elif base:
         console.note(f"not all pins of {fork} were compared: {base.filename} is not in the store")
     source = locked.sdist or locked.git

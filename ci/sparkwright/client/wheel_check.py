@@ -10,17 +10,18 @@ can be compared with it.
 from __future__ import annotations
 
 import configparser
+import contextlib
 import hashlib
 import itertools
 import re
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from email.parser import HeaderParser
 from pathlib import Path
+from zipfile import ZipInfo
 
 import msgspec
 from packaging.utils import canonicalize_name
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from sparkwright.client.errors import ClientError
 from sparkwright.client.locked_wheels import LockedWheel
@@ -97,7 +98,8 @@ def check_wheel(
             member = members.get(f"{info}/{name}")
             limit = files.LARGEST if name == "RECORD" else _LARGEST_TEXT
             if member and member.file_size <= limit:
-                texts[name] = archive.read(member).decode("utf-8")
+                with archive.guard():
+                    texts[name] = archive.read(member).decode("utf-8")
             elif member or name != "entry_points.txt":
                 raise _invalid(wheel, f"has no usable {name}", f"expected: {info}/{name}")
         _check_metadata(wheel, info, texts["METADATA"], texts["WHEEL"])
@@ -125,6 +127,16 @@ def _invalid(wheel: LockedWheel, what: str, *details: str) -> WheelError:
     return WheelError("wheel-invalid", f"{wheel.name} {what}.", details=details)
 
 
+def is_release(name: str, version: str, project: str, expected: str) -> bool:
+    """
+    Return whether *name* and *version*, in the spelling of a hostile wheel, are *project* (a
+    normalised name) and the version *expected*.
+    """
+    with contextlib.suppress(InvalidVersion):
+        return canonicalize_name(name) == project and Version(version) == Version(expected)
+    return False
+
+
 def _check_metadata(wheel: LockedWheel, info: str, metadata: str, format_text: str) -> None:
     """Raise unless the format of the wheel is known, and it is of the locked project inside."""
     version = HeaderParser().parsestr(format_text).get("Wheel-Version", "")
@@ -136,7 +148,7 @@ def _check_metadata(wheel: LockedWheel, info: str, metadata: str, format_text: s
         raise _invalid(wheel, "does not state its name and version once")
     folder, _, stated = info.removesuffix(".dist-info").rpartition("-")
     for name, version in ((folder, stated), (names[0], versions[0])):
-        if canonicalize_name(name) != wheel.project or Version(version) != Version(wheel.version):
+        if not is_release(name, version, wheel.project, wheel.version):
             raise WheelError(
                 "wheel-mismatch",
                 f"{wheel.name} is {name!r:.100} {version!r:.100} inside.",
@@ -146,15 +158,15 @@ def _check_metadata(wheel: LockedWheel, info: str, metadata: str, format_text: s
 
 def _contents(
     wheel: LockedWheel,
-    archive: zipfile.ZipFile,
-    members: Mapping[str, zipfile.ZipInfo],
+    archive: zips.Archive,
+    members: Mapping[str, ZipInfo],
     info: str,
     record: str,
     *,
     inexact: bool,
 ) -> Iterator[tuple[str, tuple[str, int]]]:
     """Yield every member with its sha256 and size, which *record* must state unless *inexact*."""
-    rows = zips.record_rows(record)
+    rows = zips.record_rows(record, wheel.name)
     if sorted(row.name for row in rows) != sorted(members):
         raise _invalid(wheel, "has a RECORD that does not list each member once")
     for row in rows:
@@ -162,7 +174,7 @@ def _contents(
         if not stated and (row.digest or name != f"{info}/RECORD"):
             raise _invalid(wheel, "has a RECORD without sha256", name)
         actual = members[name].file_size
-        with archive.open(members[name]) as stream:
+        with archive.guard(), archive.open(members[name]) as stream:
             # It has readinto, which its type does not say.
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
         if not inexact and (row.size not in ("", str(actual)) or stated not in ("", sha256)):

@@ -130,7 +130,7 @@ def damage_guard(
 ) -> Iterator[None]:
     """
     Raise *failure* for the errors that Python's archive readers raise on damaged bytes; errors of
-    the disk pass.
+    the disk pass. Only reads of the archive belong in the block: faults of ours look the same.
     """
     try:
         yield
@@ -144,9 +144,26 @@ def damage_guard(
         ) from error
 
 
-def opened(path: Path, failure: Failure = partial(WheelError, "wheel-invalid")) -> zipfile.ZipFile:
+class Archive(zipfile.ZipFile):
     """
-    Return the zip archive at *path*.
+    A zip archive that is read.
+
+    Attributes:
+        guard: The guard of reads from a member that is `open`; `read` has it.
+    """
+
+    def __init__(self, path: Path, failure: Failure) -> None:
+        self.guard = partial(damage_guard, path.name, failure)
+        super().__init__(path)
+
+    def read(self, name: str | zipfile.ZipInfo, pwd: bytes | None = None) -> bytes:
+        with self.guard():
+            return super().read(name, pwd)
+
+
+def zip_file(path: Path, failure: Failure = partial(WheelError, "wheel-invalid")) -> Archive:
+    """
+    Return the zip archive at *path*, whose damaged members are *failure*, too.
 
     Raises:
         wheel-invalid: Or as *failure*: it is no regular file, or its directory is damaged.
@@ -154,22 +171,10 @@ def opened(path: Path, failure: Failure = partial(WheelError, "wheel-invalid")) 
     try:
         # A pipe would be waited for.
         if path.is_file():
-            return zipfile.ZipFile(path)
+            return Archive(path, failure)
     except (*DAMAGE, OSError) as error:
         raise failure(f"{path.name} cannot be read.", details=[str(error)]) from error
     raise failure(f"{path.name} is no file.", details=[str(path)])
-
-
-@contextlib.contextmanager
-def zip_file(
-    path: Path, failure: Failure = partial(WheelError, "wheel-invalid")
-) -> Iterator[zipfile.ZipFile]:
-    """
-    Yield the zip archive at *path*, as `opened`; within the block, what damaged members make
-    Python's reader raise is *failure*, too.
-    """
-    with opened(path, failure) as archive, damage_guard(path.name, failure):
-        yield archive
 
 
 def zip_members(
@@ -247,19 +252,19 @@ class RecordRow(NamedTuple):
         return record_sha256(self.digest)
 
 
-def record_rows(text: str) -> list[RecordRow]:
+def record_rows(text: str, origin: str) -> list[RecordRow]:
     """
-    Return the rows of the RECORD *text*.
+    Return the rows of the RECORD *text* of the wheel *origin*.
 
     Raises:
-        TypeError, ValueError: It has more rows than a wheel has members, or one without three
-            fields; `zip_file` turns this into its failure.
+        wheel-invalid: It has more rows than a wheel has members, or one without three fields.
     """
-    # One more than there may be: millions of short lines would fill the memory.
-    lines = itertools.islice(filter(None, csv.reader(io.StringIO(text))), MOST_MEMBERS + 1)
-    rows = [RecordRow(*fields) for fields in lines]
+    with damage_guard(f"RECORD of {origin}", partial(WheelError, "wheel-invalid")):
+        # One more than there may be: millions of short lines would fill the memory.
+        lines = itertools.islice(filter(None, csv.reader(io.StringIO(text))), MOST_MEMBERS + 1)
+        rows = [RecordRow(*fields) for fields in lines]
     if len(rows) > MOST_MEMBERS:
-        raise ValueError(f"its RECORD has more than {MOST_MEMBERS} rows")
+        raise WheelError("wheel-invalid", f"RECORD of {origin} has more than {MOST_MEMBERS} rows.")
     return rows
 
 

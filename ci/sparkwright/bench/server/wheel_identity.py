@@ -11,14 +11,14 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
-from zipfile import ZipFile, ZipInfo
+from zipfile import ZipInfo
 
 from packaging.utils import canonicalize_name
 
 from sparkwright.core import process
 from sparkwright.core.errors import FileError, PythonError
 from sparkwright.core.files import read_text, sha256_bytes, sha256_file
-from sparkwright.core.zips import INSTALLER_FILES, zip_file, zip_members
+from sparkwright.core.zips import INSTALLER_FILES, Archive, zip_file, zip_members
 
 #: Mismatches that are listed; one is enough to refuse.
 MOST = 50
@@ -98,7 +98,7 @@ def mismatches(
 
 
 def _compare(
-    archive: ZipFile, installed: Mapping[str, ZipInfo], site: Path
+    archive: Archive, installed: Mapping[str, ZipInfo], site: Path
 ) -> Iterator[tuple[str, str]]:
     """Yield how the files below *site* differ from the members *installed* there."""
     for name, member in installed.items():
@@ -106,7 +106,7 @@ def _compare(
         if not (path.is_file() and os.access(path, os.R_OK)):
             yield member.filename, "missing"
             continue
-        with archive.open(member) as packed, path.open("rb") as file:
+        with archive.guard(), archive.open(member) as packed, path.open("rb") as file:
             blocks = iter(lambda: (packed.read(1 << 20), file.read(1 << 20)), (b"", b""))
             if any(block != other for block, other in blocks):
                 yield member.filename, "differs"

@@ -23,6 +23,7 @@ from packaging.version import Version
 
 from sparkwright.core.errors import WheelError
 from sparkwright.core.zips import (
+    Archive,
     RecordRow,
     info_folder,
     record_rows,
@@ -114,7 +115,7 @@ def labelled(version: str, label: str) -> str:
 
 
 def member_text(
-    wheel: zipfile.ZipFile, listed: Mapping[str, zipfile.ZipInfo], name: str, origin: str
+    wheel: Archive, listed: Mapping[str, zipfile.ZipInfo], name: str, origin: str
 ) -> bytes:
     """Return the text of the member *name*; raise `wheel-invalid` if it is missing or too long."""
     info = listed.get(name)
@@ -124,23 +125,24 @@ def member_text(
             f"{origin} has no usable {name.rpartition('/')[2]}.",
             details=[f"expected: {name}"],
         )
-    with wheel.open(info) as stream:
+    with wheel.guard(), wheel.open(info) as stream:
         return stream.read(MOST_BYTES_TEXT)
 
 
 def records(
-    wheel: zipfile.ZipFile, listed: Mapping[str, zipfile.ZipInfo], origin: str
+    wheel: Archive, listed: Mapping[str, zipfile.ZipInfo], origin: str
 ) -> dict[str, RecordRow]:
     """
     Return the rows of RECORD by member.
 
     Raises:
-        wheel-invalid: There is no RECORD.
-        TypeError, ValueError: As `record_rows`.
+        wheel-invalid: There is no RECORD, or no readable one.
     """
     info = info_folder(listed, origin)
-    text = member_text(wheel, listed, f"{info}/RECORD", origin).decode()
-    return {row.name: row for row in record_rows(text)}
+    data = member_text(wheel, listed, f"{info}/RECORD", origin)
+    with wheel.guard():
+        text = data.decode()
+    return {row.name: row for row in record_rows(text, origin)}
 
 
 def _pack(path: Path, name: WheelName, members: Iterable[tuple[str, bytes, bool]]) -> Path:
@@ -241,8 +243,8 @@ def rewrite(
         }
         changed = dict(replace or {})
         for name in version_files:
-            text = (changed.get(name) or source.read(name)).decode()
-            changed[name] = _restate(text, old.version, version, name).encode()
+            text = changed.get(name) or source.read(name)
+            changed[name] = _restate(text, old.version, version, name)
         changed |= {f"{info}/{name}": data for name, data in dist_info(new).items()}
         head, gap, body = source.read(f"{info}/METADATA").partition(b"\n\n")
         head = re.sub(rb"(?mi)^Version:.*$", f"Version: {version}".encode(), head)
@@ -264,7 +266,7 @@ def rewrite(
         return _pack(folder / new.filename, new, members())
 
 
-def _restate(text: str, old: str, new: str, name: str) -> str:
+def _restate(text: bytes, old: str, new: str, name: str) -> bytes:
     """
     Return the Python file *text* with *new* where ``__version__`` or ``version`` is set to *old*.
 
@@ -272,7 +274,8 @@ def _restate(text: str, old: str, new: str, name: str) -> str:
         wheel-invalid: There is no such assignment; the program and the metadata would disagree.
     """
     pattern = rf"^((?:\w+ *= *)*(?:__version__|version) *= *(?:\w+ *= *)*)(['\"]){re.escape(old)}\2"
-    text, count = re.subn(pattern, lambda match: match[1] + repr(new), text, flags=re.MULTILINE)
+    line = re.compile(pattern.encode(), re.MULTILINE)
+    text, count = line.subn(lambda match: match[1] + repr(new).encode(), text)
     if not count:
         raise WheelError("wheel-invalid", f"{name} does not set __version__ to {old!r}.")
     return text
