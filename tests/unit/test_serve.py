@@ -106,7 +106,7 @@ def test_server_runs_inside_its_block_with_the_variables_of_its_plan(make: Make,
         ({"model": "other", "timeout": 3}, "server-late"),
         ({"health": 503, "timeout": 3}, "server-late"),
         ({"before": "print('x' * 5000)"}, "log-unreadable"),
-        ({"reserve": 1_000_000_000}, "memory-low"),
+        ({"kept_free": 1_000_000_000}, "memory-low"),
     ],
 )
 def test_server_that_may_not_serve_is_ended(
