@@ -19,6 +19,7 @@ from sparkwright.builder import pylock
 from sparkwright.client import locked_wheels
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.core.files import sha256_file
+from sparkwright.core.store import Store
 from sparkwright.release import locked_set
 from sparkwright.release.locked_set import LockedSet
 from sparkwright.release.policy import Override, SetRule
@@ -201,12 +202,28 @@ def test_nothing_but_wheels_with_hashes(index: Index, tmp_path: Path) -> None:
 def test_the_users_configuration_and_password_do_not_leak(
     index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither further indexes nor folders that the environment names are asked; the lock has no password of the index."""
+    """No variable of uv or pip changes the set, which is asked of the one index; the lock has no password of the index."""
     wheels.plain(tmp_path / "other", "numpy", "9.9")
     monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path / "other"))
-    for name in ("UV_EXTRA_INDEX_URL", "UV_INDEX"):
+    for name in ("UV_EXTRA_INDEX_URL", "UV_INDEX", "UV_DEFAULT_INDEX"):
         monkeypatch.setenv(name, "http://127.0.0.1:9/simple/")
+    for setting in ("RESOLUTION=lowest", "PRERELEASE=allow", "EXCLUDE_NEWER=2020-01-01", "TORCH_BACKEND=cpu"):
+        monkeypatch.setenv(*f"UV_{setting}".split("="))
+    index.offer("numpy", "9.8rc1")
     secret = index.url.replace("http://", "http://user:secret@")
     made = resolved(index, [wheels.vllm(tmp_path / "v", requires=["torch"])], tmp_path, index_url=secret)
     assert made.packages["numpy"] == "2.4.0"
     assert b"secret" not in made.lock
+
+
+def test_tools_are_locked_from_the_index_of_the_site_alone(index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index that UV_DEFAULT_INDEX names is asked for the tools; no other variable of uv changes their lock."""
+    monkeypatch.delenv("SPARKWRIGHT_INDEX_URL")
+    monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
+    (tmp_path / "requirements.in").write_text("torch\n")
+    made = [pylock.resolve(Store(tmp_path / "store"), tmp_path / "requirements.in")]
+    for setting in ("RESOLUTION=lowest", "EXCLUDE_NEWER=2020-01-01", "INDEX=http://127.0.0.1:9/simple/"):
+        monkeypatch.setenv(*f"UV_{setting}".split("="))
+        made.append(pylock.resolve(Store(tmp_path / "store"), tmp_path / "requirements.in"))
+    assert 'name = "torch"\nversion = "2.15.0"' in made[0]
+    assert made == made[:1] * 4

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import sys
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -208,18 +209,13 @@ def _compile(store: Store, source: Path, *options: str) -> str:
     command = [
         *(find_uv_bin(), "pip", "compile", "--quiet", "--no-header", "--no-annotate"),
         *("--format", "pylock.toml", "--default-index", package_index.index_url()),
-        *(*options, str(source)),
+        # Otherwise uv would look for a Python, and might find none.
+        *("--python", sys.executable, *options, str(source)),
     ]
     try:
         return process.output(
             command,
-            env=process.clean_environment(
-                UV_CACHE_DIR=str(store.root / "cache" / "uv"),
-                UV_NO_CONFIG="1",
-                UV_FIND_LINKS="",
-                UV_INDEX_URL="",
-                UV_DEFAULT_INDEX="",
-            ),
+            env=process.uv_environment(UV_CACHE_DIR=str(store.root / "cache" / "uv")),
         )
     except CommandError as error:
         raise SourceError(

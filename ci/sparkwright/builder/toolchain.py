@@ -455,11 +455,9 @@ def install(
     # Scripts name their Python by this path, and the demo reaches the user's store by a link.
     root = root.parent.resolve() / root.name
     # Offline and without dependencies: nothing but the lock may be resolved or fetched.
-    env = process.clean_environment(
+    env = process.uv_environment(
         UV_CACHE_DIR=str(context.store.root / "cache" / "uv"),
-        UV_NO_CONFIG="1",
         UV_OFFLINE="1",
-        UV_FIND_LINKS="",
         UV_LINK_MODE="hardlink",
     )
     run = partial(process.run, log=log, env=env)

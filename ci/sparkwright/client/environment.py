@@ -267,10 +267,10 @@ def make(
     """
     log = own_folder(cache, "logs") / "install.log"
     log.unlink(missing_ok=True)
-    options = ["--no-config", "--offline", "--no-python-downloads"]
-    uv = functools.partial(process.run, log=log, env=_uv_environment(cache))
+    variables = process.uv_environment(UV_CACHE_DIR=str(own_folder(cache, "uv")), UV_OFFLINE="1")
+    uv = functools.partial(process.run, log=log, env=variables)
     base = sys._base_executable  # type: ignore[attr-defined]
-    uv([find_uv_bin(), "venv", *options, "--relocatable", "--quiet", "--python", base, folder])
+    uv([find_uv_bin(), "venv", "--relocatable", "--quiet", "--python", base, folder])
     empty = describe(folder, contents=False).keys() | {".lock"}
     lock = folder.with_name(".requirements.txt")
     lines = [
@@ -278,7 +278,7 @@ def make(
         for wheel, path in ((checked.wheel, Path(checked.path)) for checked in wheels)
     ]
     lock.write_text("".join(lines))
-    options += ["--require-hashes", "--no-build", "--link-mode", "hardlink"]
+    options = ["--require-hashes", "--no-build", "--link-mode", "hardlink"]
     uv([find_uv_bin(), "pip", "sync", "--python", folder / "bin/python", *options, lock])
     for file, data in replaced.items():
         write_file(folder / file, data)
@@ -290,17 +290,6 @@ def make(
         if not (folder / file).is_symlink():
             (folder / file).chmod((folder / file).stat().st_mode & ~0o222)
     return actual
-
-
-def _uv_environment(cache: Path) -> dict[str, str]:
-    """Return an environment without what would make uv install another thing, or elsewhere."""
-    unwanted = ("UV_", "PIP_", "VIRTUAL_ENV", "CONDA_")
-    variables = process.clean_environment().items()
-    return {
-        **{name: value for name, value in variables if not name.startswith(unwanted)},
-        "UV_CACHE_DIR": str(own_folder(cache, "uv")),
-        "UV_NO_PROGRESS": "1",
-    }
 
 
 def describe(folder: Path, *, contents: bool = True) -> dict[str, FileState]:

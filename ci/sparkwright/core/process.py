@@ -142,6 +142,31 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return {name: value for name, value in environment.items() if value}
 
 
+def uv_environment(**extra: str) -> dict[str, str]:
+    """
+    Return an environment in which uv does what its command line says, and nothing that variables
+    or files of configuration add: another index, resolution, Python or place.
+
+    The folder of uv's cache stays where the environment has it; certificates and proxies do, too.
+
+    Args:
+        extra: Variables to set.
+    """
+    unwanted = ("UV_", "PIP_", "VIRTUAL_ENV", "CONDA_")
+    variables = {
+        name: value
+        for name, value in clean_environment().items()
+        if name == "UV_CACHE_DIR" or not name.startswith(unwanted)
+    }
+    return {
+        **variables,
+        "UV_NO_CONFIG": "1",
+        "UV_NO_PROGRESS": "1",
+        "UV_PYTHON_DOWNLOADS": "never",
+        **extra,
+    }
+
+
 def cache_variables(environment: Path) -> dict[str, str]:
     """Return the variables by which compiled kernels are cached in the folder *environment*."""
     caches = environment / CACHES

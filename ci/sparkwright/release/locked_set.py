@@ -29,11 +29,6 @@ from sparkwright.release.policy import SetRule
 
 #: Lines of uv's explanation that are shown.
 SHOWN = 12
-#: Settings of uv that would add a source.
-_SOURCES = (
-    *("UV_FIND_LINKS", "UV_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL", "UV_DEFAULT_INDEX"),
-    *("UV_CONSTRAINT", "UV_OVERRIDE"),
-)
 
 
 class LockedSet(msgspec.Struct, frozen=True):
@@ -100,11 +95,9 @@ def _compile(
         *("--python", sys.executable, "--overrides", str(folder / "overrides.txt")),
         *("--constraints", str(folder / "constraints.txt"), str(folder / "requirements.in")),
     ]
-    environment = process.clean_environment(
-        UV_NO_CONFIG="1", UV_PYTHON_DOWNLOADS="never", **dict.fromkeys(_SOURCES, "")
-    )
     try:
-        lock = Pylock.from_dict(tomllib.loads(process.output(command, env=environment)))
+        text = process.output(command, env=process.uv_environment())
+        lock = Pylock.from_dict(tomllib.loads(text))
         for package, file in lock.select(**pylock.selection(f"{python}.0", machine)):
             # uv takes our files for archives.
             if not isinstance(file, PackageWheel) or package.name in own:
