@@ -85,7 +85,7 @@ HIDDEN: Mapping[str, tuple[str, dict[str, object], str]] = {
     "damage from 520 tokens of context on": ("repetition", {"longer": 520}, "context-600"),
 }
 SHORT = replace(
-    SOAK, seconds=30, interval=3, sample=0.25, growth=20_000, least=3, drain=60,
+    SOAK, seconds=30, shortest=30, interval=3, sample=0.25, growth=20_000, least=3, drain=60,
     load=replace(
         SOAK.load, concurrencies=(1, 4, 8), prompts=(16, 100, 400), answers=(8, 32, 96), prefix=64, patience=1, aborted=0.3, bad=0.1
     ),
