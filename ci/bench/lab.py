@@ -109,11 +109,11 @@ def night(
     """
     pace = assumed_pace(weights_gb, disk, decode, prefill)
     policies = policy.load(root)
-    seconds = {name: gate_seconds(root, policies, pace, DECIDES, name) for name in GATES}
+    seconds = {name: gate_seconds(root, policies, pace, DECIDES, SEATS, name) for name in GATES}
     seconds["G7"] += policies.soak.shortest
     steps = {
         "both environments": ENVIRONMENTS_S,
-        "stock wheel recorded": reference_seconds(policies, pace, GATES),
+        "stock wheel recorded": reference_seconds(policies, pace, SEATS, GATES),
         "server of ours": pace.start_s,
         **{f"{name}, {GATES[name]}": seconds[name] for name in GATES},
     }
@@ -124,6 +124,8 @@ def _hours(value: float) -> str:
     return "grows" if value == float("inf") else f"{value:.1f}"
 
 
+#: Requests that a server takes at a time: as many as gates ask.
+SEATS = 32
 #: What the recipes with drafts add to the cells that decide.
 DECIDES: dict[str, tuple[Metric, ...]] = {
     "1024/256 c1": ("drafts",),

@@ -339,6 +339,10 @@ def test_the_first_plan_is_of_a_spark_and_has_every_step(tonight: Tonight, tmp_p
         file.truncate(50 * 10**9)
     assert tonight().estimate(REFERENCE)[0] == pytest.approx(plan[REFERENCE][0] + 50, abs=1)
     assert tonight(workload=("1024/256 c1",)).estimate("G8")[0] < 0.6 * plan["G8"][0]
+    # Where a quarter of the requests has a seat, the others wait.
+    few = tonight(recipe="qwen3-coder-next-nvfp4")
+    assert few.estimate("G6")[0] > 1.5 * plan["G6"][0]
+    assert few.estimate(REFERENCE)[0] > plan[REFERENCE][0] + 0.5 * plan["G6"][0]
     monkeypatch.setattr(preflight, "both_fit", lambda *_: False)
     assert tonight().estimate("G8")[0] > plan["G8"][0] + 4 * 3 * SPARK.start_s
     for profile, most in (("random", 0.05), ("learnt", 0.05), ("fluent", 1.0)):

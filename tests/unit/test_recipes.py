@@ -51,7 +51,7 @@ def plain() -> dict[str, Any]:
 def fits(name: str) -> str:
     """Return the smallest Spark that the plan of the recipe *name* fits, as the page says it."""
     reviewed = recipe.load(ROOT, name)
-    sizes = [size for size in ("64 GB", "128 GB") if not preflight.findings(reviewed, None, SPARKS[size])]
+    sizes = [size for size in ("64 GB", "128 GB") if not preflight.findings(reviewed, (), SPARKS[size])]
     return ("2 × " if reviewed.nodes == 2 else "") + sizes[0]
 
 
@@ -64,7 +64,7 @@ def test_page_of_recipes_lists_each_of_them_and_what_it_fits() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_reviewed_recipe_is_sound(name: str) -> None:
     reviewed = recipe.load(ROOT, name)
-    assert preflight.findings(reviewed, WORKLOADS, SPARK) == []
+    assert preflight.findings(reviewed, WORKLOADS.cells(*reviewed.workloads), SPARK) == []
     assert bool(reviewed.published) == (reviewed.model.repository != "any")
     for contract in (reviewed.contract, *(variant.contract for variant in reviewed.versions if variant.contract)):
         # Nothing of a contract waits for a machine: `unresolved` kernels made G3 not-run on every Spark.
@@ -166,7 +166,8 @@ def test_recipe_of_the_guide_has_ten_lines_and_is_sound(tmp_path: Path) -> None:
     name = yaml.safe_load(text)["name"]
     (tmp_path / "ci" / "recipes" / f"{name}.yaml").write_text(text)
     assert len(text.splitlines()) == 10
-    assert preflight.findings(recipe.load(tmp_path, name), WORKLOADS, SPARK) == []
+    loaded = recipe.load(tmp_path, name)
+    assert preflight.findings(loaded, WORKLOADS.cells(*loaded.workloads), SPARK) == []
 
 
 def served(*arguments: str) -> dict[str, Any]:
@@ -264,8 +265,8 @@ WRONG: dict[str, tuple[Recipe, ModuleAudit | None, set[str]]] = {
 def test_error_of_a_recipe_has_its_reference(case: str) -> None:
     wrong, audit, references = WRONG[case]
     # The second recipe needs a file of prompts, and has cells that are longer than it serves.
-    workloads_of = None if audit else WORKLOADS
-    assert {finding.reference for finding in preflight.findings(wrong, workloads_of, SPARK, audit)} == references
+    cells = () if audit else WORKLOADS.cells(*wrong.workloads)
+    assert {finding.reference for finding in preflight.findings(wrong, cells, SPARK, audit)} == references
 
 
 def drafted(**changes: Any) -> Recipe:
@@ -337,7 +338,7 @@ def test_a_copy_of_the_head_for_drafts_is_counted(changes: dict[str, Any], copie
     plan, audit = drafted().plan, replace(GOOD, model="gpt_oss", scheme="MXFP4", bytes=60 << 30, rows=rows)
     needed = (60 + plan.cache + plan.reserve + copied) / (1 - memory.FLOOR)
     for spare, short in ((0.5, False), (-0.5, True)):
-        found = preflight.findings(drafted(**changes), None, MachineMemory(needed + spare, needed + spare), audit)
+        found = preflight.findings(drafted(**changes), (), MachineMemory(needed + spare, needed + spare), audit)
         assert ("memory-short" in {finding.reference for finding in found}) == short
 
 
@@ -361,7 +362,7 @@ def test_checkpoint_of_another_model_is_refused(
     monkeypatch.setattr(preflight, "read", lambda _: None)
     monkeypatch.setattr(modules, "audit", lambda _: replace(GOOD, **changes))
     with contextlib.nullcontext() if sound else refusal("recipe-unfit", match="cannot be served here"):
-        preflight.check(recipe.load(ROOT, name), None, Path("model"), SPARK)
+        preflight.check(recipe.load(ROOT, name), (), Path("model"), SPARK)
 
 
 @pytest.mark.parametrize(
@@ -395,7 +396,7 @@ def test_kernels_that_compute_wrongly_are_refused_before_a_gate(
 def test_recipe_that_does_not_fit_is_refused(total: float, fits: bool, two: bool, tmp_path: Path) -> None:
     toy, here = recipe.load(ROOT, "toy-cpu"), model(tmp_path / "model", CONFIG, *TENSORS)
     with contextlib.nullcontext() if fits else refusal("recipe-unfit", match="toy-cpu"):
-        preflight.check(toy, WORKLOADS, here, MachineMemory(total, total))
+        preflight.check(toy, WORKLOADS.cells(*toy.workloads), here, MachineMemory(total, total))
     assert preflight.both_fit(toy, here, MachineMemory(total, total)) == two
 
 
@@ -421,6 +422,18 @@ def test_leg_of_a_named_cell_has_enough_requests_in_whole_rounds(cell: WorkloadC
 def test_name_of_no_workload_is_refused(name: str) -> None:
     with refusal("usage", match="no workload"):
         WORKLOADS.cells(name)
+
+
+@pytest.mark.parametrize("name", recipe.names(ROOT))
+def test_no_recipe_is_measured_with_more_requests_at_a_time_than_it_takes(name: str) -> None:
+    """Eight and 32 at a time were asked of recipes with two, four and eight seats; the rate of those was that of a queue."""
+    reviewed = recipe.load(ROOT, name)
+    seats, named = reviewed.plan.max_num_seqs, WORKLOADS.cells("primary")
+    measured = {cell.name: cell for cell in workloads.deciding(named, reviewed.decides, seats)}
+    assert preflight.findings(reviewed, [*measured.values()], SPARK) == []
+    assert "tpot" in measured[f"1024/256 c{min(8, seats)}"].primary
+    assert "rate" in measured[f"1024/256 c{min(32, seats)}"].primary
+    assert sum(len(cell.primary) for cell in workloads.deciding(named, {}, seats)) == 4
 
 
 CELL = {"prompt": 1, "answer": 1}

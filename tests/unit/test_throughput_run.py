@@ -553,6 +553,15 @@ def test_only_the_same_experiment_is_continued(place: Path, monkeypatch: pytest.
     assert answered(place, asked).began > now
 
 
+def test_cells_that_are_measured_are_those_that_the_preflight_judges(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It judged the workloads of the recipe, which G8 does not measure; cells have no more requests at a time than the server takes."""
+    judged = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(preflight, "check", judged)
+    with pytest.raises(KeyboardInterrupt):
+        answered(place, question(place, workload=("8/16 c64", "8/16 c16", "8/16 c1")))
+    assert [(cell.name, cell.primary) for cell in judged.call_args.args[1]] == [("8/16 c16", ("rate",)), ("8/16 c1", ("tpot", "ttft"))]
+
+
 @pytest.mark.parametrize(
     "words",
     [

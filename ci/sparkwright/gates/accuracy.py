@@ -349,12 +349,15 @@ class AccuracyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return replace(task, questions=min(task.questions, needed))
 
 
-def estimate(policy: AccuracyPolicy, pace: Pace, task: str = "gsm8k") -> float:
-    """Return the seconds of the answers to *task*, half as long as they may be."""
+def estimate(policy: AccuracyPolicy, pace: Pace, seats: int, task: str = "gsm8k") -> float:
+    """
+    Return the seconds of the answers to *task*, half as long as they may be, of a server that
+    gives *seats* of them at a time.
+    """
     rules = policy.task(task)
+    at_once = min(rules.concurrency, seats)
     prompt, answer = EXAMPLE_TOKENS * (1 + rules.fewshot), max(1, rules.tokens // 2)
-    rounds = rules.questions / rules.concurrency
-    return rounds * pace.round(prompt, answer, rules.concurrency)
+    return rules.questions / at_once * pace.round(prompt, answer, at_once)
 
 
 def run(

@@ -123,9 +123,9 @@ class Experiment:
         self._classes = dict[Side, dict[str, dict[str, float]]]()
         self._logs = context.store.folder("logs", "throughput")
         self._profiles = self._logs / "profiles"
-        self._workloads, policy = workloads.load(context.project.root), policies.throughput
-        names = options.workload or (policy.workloads,)
-        self.cells = workloads.deciding(self._workloads.cells(*names), recipe.decides)
+        names = options.workload or (policies.throughput.workloads,)
+        named = workloads.load(context.project.root).cells(*names)
+        self.cells = workloads.deciding(named, recipe.decides, recipe.plan.max_num_seqs)
         # No draft of random tokens is accepted.
         if not (recipe.speculation and options.texts):
             workloads.check_texts(self.cells, options.texts)
@@ -171,7 +171,7 @@ class Experiment:
         generator = self._generator or vllm_bench.obtain(
             self._context.project.root, policy.generator, store, offline=self._context.offline
         )
-        preflight.check(recipe, self._workloads, model)
+        preflight.check(recipe, self.cells, model)
         resident, texts = preflight.both_fit(recipe, options.original or model), dict[str, Path]()
         for cell in self.cells:
             if (cell.texts or recipe.speculation) and options.texts:

@@ -257,7 +257,9 @@ def _gate_digests(root: Path, file: PolicyFile) -> dict[str, str]:
     if "G8" in file.required:
         suite = file.workloads or policies.throughput.workloads
         for recipe in loaded:
-            cells = workloads.deciding(workloads.load(root).cells(suite), recipe.decides)
+            cells = workloads.deciding(
+                workloads.load(root).cells(suite), recipe.decides, recipe.plan.max_num_seqs
+            )
             digests[f"G8 {recipe.name}"] = policies.throughput_digest(cells, recipe)
     return digests
 

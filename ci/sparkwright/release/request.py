@@ -188,7 +188,7 @@ def _recipe(policy: ReleasePolicy, recipe: Recipe, models: Path | None) -> Itera
         yield _missing("G3", "model-missing", f"{recipe.name}: there is no folder {folder.name}")
         return
     try:
-        preflight.check(recipe, None, folder)
+        preflight.check(recipe, (), folder)
     except (RecipeError, ModelError) as error:
         text = " ".join((error.what.replace(str(folder), folder.name), *error.details))
         yield _missing("G3", error.reference, text)

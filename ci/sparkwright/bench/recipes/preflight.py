@@ -16,7 +16,7 @@ from sparkwright.bench.model.checkpoint import read
 from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import traps
 from sparkwright.bench.recipes.recipe import UNRESOLVED, Recipe, RecipeError
-from sparkwright.bench.recipes.workloads import Workloads
+from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason
 from sparkwright.bench.server import flags
 from sparkwright.core import memory
@@ -56,17 +56,17 @@ REASONS: Mapping[str, str] = {
 
 def check(
     recipe: Recipe,
-    workloads: Workloads | None,
+    cells: Sequence[WorkloadCell],
     model: Path,
     machine: MachineMemory | None = None,
     *,
     now: bool = False,
 ) -> None:
     """
-    Check that *recipe* can be served here, and measured with its workloads.
+    Check that *recipe* can be served here, and measured with *cells*.
 
     Args:
-        workloads, machine: As of `findings`.
+        machine: As of `findings`.
         model: Folder of the checkpoint; not read for a recipe that takes any.
         now: Whether it is started now, and not some time when no other program runs here.
 
@@ -76,7 +76,7 @@ def check(
     """
     machine = machine or MachineMemory.here(empty=not now)
     audit = None if recipe.model.repository == "any" else modules.audit(read(model))
-    if errors := lines(findings(recipe, workloads, machine, audit)):
+    if errors := lines(findings(recipe, cells, machine, audit)):
         server = recipe.memory(machine, audit)
         errors += [remedy.text for remedy in memory.remedies(server, machine, flags=False)]
         what = f"{recipe.name} cannot be served here as it is."
@@ -106,12 +106,12 @@ def both_fit(recipe: Recipe, model: Path, machine: MachineMemory | None = None) 
     audit, machine = modules.audit(read(model)), machine or MachineMemory.here(empty=True)
     first = recipe.memory(machine, audit)
     beside = replace(machine, free=machine.free - first.needed)
-    return not findings(recipe, None, machine, audit) and not findings(recipe, None, beside, audit)
+    return not findings(recipe, (), machine, audit) and not findings(recipe, (), beside, audit)
 
 
 def findings(
     recipe: Recipe,
-    workloads: Workloads | None,
+    cells: Sequence[WorkloadCell],
     machine: MachineMemory,
     checkpoint: ModuleAudit | None = None,
 ) -> list[Reason]:
@@ -119,14 +119,14 @@ def findings(
     Return what is wrong with *recipe*, whatever release serves it.
 
     Args:
-        workloads: What may be measured; None if the recipe only serves.
+        cells: What is measured; none if the recipe only serves.
         machine: The memory of a node; `empty` if nothing is started now.
         checkpoint: The checkpoint on disk, over all nodes; None if it is not at hand.
     """
     words = [f"--speculative-config={recipe.speculation}"] if recipe.speculation else []
     server = recipe.memory(machine, checkpoint)
     results = rules(words, server, machine, recipe=recipe, checkpoint=checkpoint)
-    return [*results, *_cells(recipe, workloads)]
+    return [*results, *_cells(recipe, cells)]
 
 
 def rules(
@@ -191,10 +191,9 @@ def _other_model(recipe: Recipe, checkpoint: ModuleAudit | None) -> Iterator[Rea
         )
 
 
-def _cells(recipe: Recipe, workloads: Workloads | None) -> Iterator[Reason]:
-    """Yield why cells of the recipe's workloads do not fit its server."""
+def _cells(recipe: Recipe, cells: Sequence[WorkloadCell]) -> Iterator[Reason]:
+    """Yield why *cells* do not fit the recipe's server."""
     plan = recipe.plan
-    cells = workloads.cells(*recipe.workloads, *recipe.decides) if workloads else ()
     for cell in cells:
         if cell.prompt + cell.answer > plan.max_model_len:
             yield Reason(

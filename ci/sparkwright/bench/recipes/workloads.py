@@ -97,20 +97,26 @@ class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def deciding(
-    cells: Sequence[WorkloadCell], decides: Mapping[str, Sequence[Metric]]
+    cells: Sequence[WorkloadCell], decides: Mapping[str, Sequence[Metric]], seats: int
 ) -> tuple[WorkloadCell, ...]:
     """
     Return what decides a gate: of *cells* those with such metrics, and those that *decides* names.
 
-    If none of *cells* has any, times of one request decide, and the rate of many.
+    If none of *cells* has any, times of one request decide, and the rate of many. No cell has more
+    requests at a time than the server has *seats*, since their rate would be that of a queue.
     """
-    chosen = {cell.name: cell for cell in cells if cell.primary}
-    for cell in () if chosen else cells:
+    wanted = [cell for cell in cells if cell.primary]
+    for cell in () if wanted else cells:
         metrics: tuple[Metric, ...] = ("tpot", "ttft") if cell.concurrency == 1 else ("rate",)
-        chosen[cell.name] = replace(cell, primary=metrics)
+        wanted.append(replace(cell, primary=metrics))
     for name, more in decides.items():
-        cell = chosen.get(name) or WorkloadCell.parse(name)
-        chosen[name] = replace(cell, primary=tuple(dict.fromkeys((*cell.primary, *more))))
+        wanted.append(replace(WorkloadCell.parse(name), primary=tuple(more)))
+    chosen = dict[str, WorkloadCell]()
+    for cell in wanted:
+        seated = replace(cell, concurrency=min(cell.concurrency, seats))
+        first = chosen.setdefault(seated.name, seated)
+        metrics = tuple(dict.fromkeys((*first.primary, *seated.primary)))
+        chosen[seated.name] = replace(first, primary=metrics)
     return tuple(chosen.values())
 
 

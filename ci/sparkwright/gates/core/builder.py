@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -95,9 +96,11 @@ class GateNeeds(msgspec.Struct, frozen=True):
     policy: str = ""
     estimate: Callable[..., float] | None = None
 
-    def questions_s(self, policies: GatePolicies, pace: Pace, profile: str) -> float:
-        """Return the seconds of the questions to a server of that *pace* and *profile*."""
-        kind = {"profile": profile} if self.policy == "generation" else {}
+    def questions_s(self, policies: GatePolicies, pace: Pace, profile: str, seats: int) -> float:
+        """Return the seconds of the questions to a server of that *pace*, *profile*, *seats*."""
+        kinds: dict[str, dict[str, Any]]
+        kinds = {"generation": {"profile": profile}, "accuracy": {"seats": seats}}
+        kind = kinds.get(self.policy, {})
         rules = getattr(policies, self.policy, None)
         return self.estimate(rules, pace, **kind) if self.estimate else 0.0
 
@@ -162,7 +165,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         _require("--profile", options.profile, self._policies.generation.profiles)
         _require("--task", options.task, self._policies.accuracy.tasks)
         if self._recipe and options.serve:
-            preflight.check(self._recipe, None, options.serve, now=True)
+            preflight.check(self._recipe, (), options.serve, now=True)
         self._stack = contextlib.ExitStack()
         # Gates run at the same time where the GPU has room for the servers of both; two runs of the
         # same gates with one recipe would read each other's server logs.

@@ -88,6 +88,7 @@ def gate_seconds(
     policies: GatePolicies,
     pace: Pace,
     decides: Mapping[str, tuple[Metric, ...]],
+    seats: int,
     gate: str,
     *,
     resident: bool = True,
@@ -99,28 +100,33 @@ def gate_seconds(
 
     Args:
         decides: As of the recipe.
+        seats: Requests that the server takes at a time.
         resident: Whether there is room for two servers.
         profile, workload: As of `GateOptions`.
     """
     if gate == "G8":
         rules = policies.throughput
         cells = workloads.load(root).cells(*(workload or [rules.workloads]))
-        deciding = workloads.deciding(cells, decides)
+        deciding = workloads.deciding(cells, decides, seats)
         return throughput.estimate(rules, pace, deciding, resident=resident)
     needs = GATE_NEEDS[gate]
-    return needs.rehearsed_s + needs.questions_s(policies, pace, profile)
+    return needs.rehearsed_s + needs.questions_s(policies, pace, profile, seats)
 
 
 def reference_seconds(
-    policies: GatePolicies, pace: Pace, gates: Collection[str], profile: str = "default"
+    policies: GatePolicies,
+    pace: Pace,
+    seats: int,
+    gates: Collection[str],
+    profile: str = "default",
 ) -> float:
-    """Return the seconds of the reference for *gates*, from a stock wheel of that *pace*."""
+    """Return the seconds of the reference for *gates*; arguments as of `gate_seconds`."""
     questions = {GATE_NEEDS[name].recorded: GATE_NEEDS[name] for name in gates}
     load = soak.stock_seconds(policies.soak) if "G7" in gates else 0.0
     return (
         pace.start_s
         + load
-        + sum(needs.questions_s(policies, pace, profile) for needs in questions.values())
+        + sum(needs.questions_s(policies, pace, profile, seats) for needs in questions.values())
     )
 
 
@@ -349,9 +355,10 @@ class Night:
         if name == ENVIRONMENTS:
             return ENVIRONMENTS_S, "docs/rehearsal"
         source = "this machine" if self._measured_pace else "a Spark, assumed"
+        seats = self._recipe.plan.max_num_seqs
         if name == REFERENCE:
             return reference_seconds(
-                self._policies, self._pace, self._comparing, self._options.profile
+                self._policies, self._pace, seats, self._comparing, self._options.profile
             ), source
         seconds = self._gate_seconds(name)
         unfinished = (gate for gate in self._names if gate in SERVED and gate not in self._steps)
@@ -376,6 +383,7 @@ class Night:
                 self._policies,
                 pace,
                 decides,
+                self._recipe.plan.max_num_seqs,
                 name,
                 resident=resident,
                 profile=self._options.profile,
