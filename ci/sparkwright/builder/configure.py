@@ -315,11 +315,12 @@ def _declaration(call: Call) -> Declaration | None:
     origin = f"{call.file}:{call.line}"
     # CMake expands a list in place only when it runs the command, after it was traced.
     name, *values = [part for argument in call.arguments for part in argument.split(";")] or [""]
-    following = dict(zip(reversed(values), reversed([*values[1:], ""]), strict=False))
+    following: dict[str, str] = {}
+    for key, value in itertools.pairwise([*values, ""]):
+        following.setdefault(key, value)
     if call.command == "file":
         url = require_safe("".join(values[:1]), origin)
         return Declaration(url, url, "", origin, pinnable=False) if name == "DOWNLOAD" else None
-    # The first argument of any other call may be anything.
     methods = {key: require_safe(following[key], origin) for key in _METHODS if following.get(key)}
     if not methods:
         return None

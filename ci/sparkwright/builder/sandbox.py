@@ -103,7 +103,7 @@ class Sandbox(msgspec.Struct, frozen=True):
             for folder, name in mounts.items()
             for path in (folder.absolute(), folder.resolve())
         }
-        # A folder below the one that gets hidden would vanish.
+        # What lies below INSIDE would be covered by what is mounted there.
         hidden = any(path.is_relative_to(INSIDE) for path in paths)
         return cls("namespace", {} if hidden else paths)
 

@@ -60,7 +60,7 @@ class FileState(msgspec.Struct, frozen=True, array_like=True):
     """
     The size of a file in bytes, its time in s, and its sha256 (of a link, of its target).
 
-    Layers of images keep whole seconds.
+    Whole seconds, as layers of container images keep no fractions.
     """
 
     size: int

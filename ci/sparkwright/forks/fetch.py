@@ -31,8 +31,8 @@ from sparkwright.forks.stack import (
 
 #: Raise it when `FetchedSource` changes.
 FORM = 6
-#: The reason for a host that does not answer and for one that may not be asked: the wheel is the
-#: same.
+#: The one reason for a host that does not answer and for one that must not be asked (offline), so
+#: that both leave the same text in a wheel.
 SILENT = "source-unreachable"
 
 

@@ -2,8 +2,8 @@
 The locked set: wheels of ours and everything that they require, as a ``pylock.toml`` (PEP 751).
 
 uv resolves it from the wheels at hand and one package index: no configuration, no other index, no
-source archive. Every package has one version whatever the Python, that of the oldest Python which
-needs it; the wheel may be another.
+source archive. Every package has one version for all Pythons: the one that the oldest Python which
+needs the package got. Its wheels may differ between Pythons.
 """
 
 from __future__ import annotations
