@@ -30,8 +30,8 @@ from sparkwright.core.store import Store
 from sparkwright.forks import package_index
 from sparkwright.forks.stack import MACHINES, Project, SourceError
 
-#: The minor version of the newest glibc (2.39) that wheels may need and are linked against, whatever
-#: machine builds them: that of DGX OS 7 (Ubuntu 24.04).
+#: The minor version of the newest glibc (2.39) that wheels may need and are linked against,
+#: whatever machine builds them: that of DGX OS 7 (Ubuntu 24.04).
 GLIBC = 39
 #: Minor versions of the Pythons whose wheels a lock holds.
 PYTHONS = (11, 12, 13, 14)

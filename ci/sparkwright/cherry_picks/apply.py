@@ -214,8 +214,8 @@ def _attempt(git: Git, before: str, patch: Patch, *, movable: bool) -> Outcome:
         return Outcome(
             "already-upstream", before, says=("the tree is the same with it as without",)
         )
-    # A patch that the tree has already can fit a second time, unless one of its hunks has lines that
-    # tell the old text from the new one.
+    # A patch that the tree has already can fit a second time, unless one of its hunks has lines
+    # that tell the old text from the new one.
     clear = any(not (old and new and all(map(operator.eq, old, new))) for old, new in hunks)
     if fits and not moved and (clear or not hunks) and _OPEN_END not in patch.data:
         return Outcome("applied", after)

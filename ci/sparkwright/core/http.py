@@ -32,8 +32,8 @@ CONNECT, STALL = 10.0, 30.0
 CHUNK = 1 << 16
 #: How often a request is sent, or a download goes without progress, before it fails.
 ATTEMPTS = 4
-#: Seconds: of a download's pause after its first attempt without progress (after the second twice as
-#: many, and so on), and of a request's pause, which doubles with each attempt.
+#: Seconds: of a download's pause after its first attempt without progress (after the second twice
+#: as many, and so on), and of a request's pause, which doubles with each attempt.
 PAUSE = 0.5
 REDIRECTS = 5
 #: Bytes of the largest reply that is held in memory, and of the largest file; wheels on the package
