@@ -30,6 +30,7 @@ from sparkwright.bench.load.vllm_bench import (
     VllmBench,
 )
 from sparkwright.bench.machine import monitor
+from sparkwright.bench.model import modules
 from sparkwright.bench.records import Reason
 from sparkwright.builder import host_info
 from sparkwright.builder.host_info import GpuInfo
@@ -192,7 +193,7 @@ def _serves(tmp_path: Path) -> list[str]:
 
 
 def test_bench_warns_of_a_busy_machine_and_a_slow_gpu_and_measures_each_cell(
-    quick: Callable[..., dict[str, Any]], serves: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    quick: Callable[..., dict[str, Any]], serves: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--quick` the first one. The GPU is looked at as by `doctor`, before the server starts."""
     monkeypatch.setattr(monitor, "disturbances", lambda *_: (Reason("machine-busy", "others use 90%"),))
@@ -204,6 +205,10 @@ def test_bench_warns_of_a_busy_machine_and_a_slow_gpu_and_measures_each_cell(
     assert [look["cell"] for look in first["looks"]] == ["8/16 c1"]
     assert first["load"] == {"request_rate": 200.0, "natural_length": True}
     assert written["warnings"] == ["machine-busy: others use 90%", "slow-clock: the GPU stays at 702 MHz"]
+    # What `model inspect` predicts by.
+    kept = Store(tmp_path / "cache").get(*modules.BANDWIDTH, modules.Bandwidth)
+    assert kept is not None
+    assert kept.gigabytes > 0
     shown = capsys.readouterr()
     assert "No gate" in shown.out
     assert "200 requests per second, any number at a time, answers of natural length" in " ".join(shown.out.split())

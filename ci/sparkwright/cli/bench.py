@@ -107,7 +107,7 @@ def bench(arguments: argparse.Namespace) -> None:
     policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
     generator = vllm_bench.obtain(root, policy.generator, context.store, offline=context.offline)
     machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
-    machine = MachineMonitor(machine_policy, context.store, python=None)
+    machine = MachineMonitor(machine_policy, context.store, python=python)
     # A server that runs already may do so on another machine.
     hindrances = machine.settle(0) if launch else ()
     warnings = [f"{reason.reference}: {reason.message}" for reason in hindrances]

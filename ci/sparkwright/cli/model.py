@@ -163,7 +163,7 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     if measured:
         where = f"measured on this machine ({measured.device})"
     else:
-        where = "read on a GB10 by others; this machine's is not measured (`bench` does)"
+        where = "read on a GB10 by others; this machine's is not measured (`bench --serve` does)"
     console.result(f"by {bandwidth[0]:g} to {bandwidth[1]:g} GB/s, {where}")
     _show_levers(levers)
     return {
