@@ -36,6 +36,7 @@ from sparkwright.builder import host_info
 from sparkwright.builder.host_info import GpuInfo
 from sparkwright.cli import main
 from sparkwright.core import strict_yaml
+from sparkwright.core.memory import MachineMemory
 from sparkwright.core.store import Store
 from sparkwright.forks.stack import Project, read_lock
 from sparkwright.gates.throughput_run import ThroughputPolicy
@@ -213,6 +214,17 @@ def test_bench_warns_of_a_busy_machine_and_a_slow_gpu_and_measures_each_cell(
     assert "No gate" in shown.out
     assert "200 requests per second, any number at a time, answers of natural length" in " ".join(shown.out.split())
     assert "702 of 3,003 MHz" in shown.err
+
+
+@pytest.mark.parametrize(("cell", "machine", "reason"), [("8/16 c64", 64.0, "cell-too-wide"), ("8/16 c1", 2.0, "memory-short")])
+def test_bench_refuses_what_serve_does_for_its_memory_and_cells(
+    quick: Callable[..., dict[str, Any]], serves: list[str], cell: str, machine: float, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bench started a server that `serve` refused."""
+    monkeypatch.setattr(MachineMemory, "here", lambda **_: MachineMemory(machine, machine))
+    with refusal("recipe-unfit", match="toy-cpu cannot be served here") as caught:
+        quick(*serves[:4], "--recipe", "toy-cpu", "--workload", cell)
+    assert caught.value.details[0].startswith(reason)
 
 
 def test_quick_bench_of_a_server_that_drafts_shows_accepted_drafts_on_real_text(

@@ -19,8 +19,8 @@ from sparkwright.bench.machine import monitor
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.quick_look import QuickLook
+from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes import workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.server.client import Client, ServerInvalid
@@ -80,6 +80,7 @@ def bench(arguments: argparse.Namespace) -> None:
         measurement-invalid: The server does not start, or the load generator gives no result.
         UsageError: There is no such workload, or a file of prompts is missing or not used.
         file-invalid: It is no file of prompts.
+        recipe-unfit, model-missing, checkpoint-invalid: As `preflight.check`.
     """
     options.refuse(
         (
@@ -101,6 +102,8 @@ def bench(arguments: argparse.Namespace) -> None:
     names = asked.workload or (recipe.workloads if recipe else ("primary",))
     cells = workloads.load(root).cells(*names)[: 1 if arguments.quick else None]
     texts = {cell.name: _texts(context, recipe, cell, asked.texts) for cell in cells}
+    if recipe and asked.serve:
+        preflight.check(recipe, cells, asked.serve, now=True)
     # A wrong environment is refused before anything is fetched or measured.
     subject = subject_of(python, asked.wheel, context.project.stack) if python else None
     launch = launch_plan(asked, recipe, python, MEASURED_FLAGS, gated=False) if python else None
