@@ -239,6 +239,20 @@ def test_damaged_file_in_the_store_is_fetched_again(store: Store, index: Index, 
     assert f"{path} is damaged, and fetched again" in capsys.readouterr().err
 
 
+def test_a_damaged_part_of_a_download_is_fetched_from_the_beginning(store: Store, index: Index) -> None:
+    """What an earlier run left is no reason to accuse the index."""
+    part = store.folder("downloads", SHA256) / f"{NAME}.part"
+    part.write_bytes(CONTENT[1000::-1])
+    assert obtain(store).read_bytes() == CONTENT
+    assert index.ranges == ["bytes=1001-", ""]
+
+
+def test_a_file_of_another_size_than_the_lock_states_is_not_downloaded(store: Store, index: Index) -> None:
+    with refusal("source-mismatch", match="not the file that the lock names") as caught:
+        package_index.obtain(store, "mini", NAME, SHA256, size=5)
+    assert caught.value.details == ("3000000 bytes are served, and 5 are expected",)
+
+
 @pytest.mark.parametrize("content", [CONTENT[:-1] + b"x", CONTENT + b"x", b"<html>Please log in</html>"], ids=["one", "more", "page"])
 def test_other_bytes_are_a_mismatch_and_are_removed(store: Store, index: Index, content: bytes) -> None:
     """A replaced file, or a login page in its place, is an error with both hashes, and nothing of it stays."""

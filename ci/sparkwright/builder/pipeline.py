@@ -415,7 +415,12 @@ def _graft(
             f"Stack {context.project.stack} locks no base wheel of {fork} for {context.machine}.",
         )
     base = package_index.obtain(
-        context.store, locked.name, locked.filename, locked.sha256, offline=context.offline
+        context.store,
+        locked.name,
+        locked.filename,
+        locked.sha256,
+        size=locked.size,
+        offline=context.offline,
     )
     check_source(context, source, base)
     tools = toolchain.obtain(context)

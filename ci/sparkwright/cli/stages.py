@@ -256,7 +256,12 @@ def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
         series.load_series(context, fork)
         if base := context.lock.forks[fork].bases.get(context.machine):
             package_index.obtain(
-                context.store, base.name, base.filename, base.sha256, offline=context.offline
+                context.store,
+                base.name,
+                base.filename,
+                base.sha256,
+                size=base.size,
+                offline=context.offline,
             )
             bases.append(base)
             rows.append([fork, "base", base.filename, base.sha256[:12], ""])

@@ -232,25 +232,26 @@ def _download(
     on_progress: Callable[[int, int], None],
     stopped: threading.Event,
 ) -> None:
-    """Download *wheel* to *path*; if what an earlier run left is damaged, from the beginning."""
+    """Download *wheel* to *path*."""
     partial = path.with_name(f"{path.name}.part")
     if partial.is_symlink() or (partial.exists() and partial.stat().st_nlink > 1):
         partial.unlink()
-    resumed = partial.exists()
     try:
-        http.download(wheel.url, partial, size=wheel.size, on_progress=on_progress, stopped=stopped)
+        arrived = http.download(
+            wheel.url,
+            partial,
+            wheel.sha256,
+            size=wheel.size,
+            on_progress=on_progress,
+            stopped=stopped,
+        )
     except http.HttpFailure as failure:
         raise ClientError(
             _REFERENCES.get(failure.status or failure.kind, "index-unreachable"),
             f"{http.redact_credentials(wheel.url)} cannot be downloaded.",
             details=[str(failure)],
         ) from None
-    arrived = files.sha256_file(partial)
     if arrived != wheel.sha256:
-        partial.unlink()
-        if resumed:
-            _download(wheel, path, on_progress, stopped)
-            return
         raise ClientError(
             "download-invalid",
             f"{wheel.name} arrived with other bytes than the signed release names.",

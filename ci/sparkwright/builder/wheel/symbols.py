@@ -115,7 +115,9 @@ def official_libraries(context: RunContext, *, fetch: bool) -> Libraries:
             if locked:
                 offline = context.offline or not fetch
                 file = locked.name, locked.filename, locked.sha256
-                libraries |= _read(package_index.obtain(context.store, *file, offline=offline))
+                libraries |= _read(
+                    package_index.obtain(context.store, *file, size=locked.size, offline=offline)
+                )
     return libraries
 
 
