@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from typing import Any
@@ -296,8 +297,10 @@ def test_a_killed_export_of_a_bump_is_finished_by_the_next(upstream: Upstream) -
         OLD.replace('version: "1.0.0"}', "version: 1.0.0}"),
         OLD.replace('ref: "v1.0.0"', "ref: v1.0.0"),
         OLD.replace("    bases:", '      wheel: {name: "widget-kit", version: 1.0.0, tag: "py3-none-any"}\n    bases:'),
+        re.sub(r'\{(url: .*), (ref: "v1.0.0")\}', r"\n        \1\n        \2\n        commit: 0123456789abcdef", OLD),
+        OLD.replace("{url:", '{commit: "0123456789abcdef", url:'),
     ],
-    ids=["no quotes", "a ref without quotes", "a wheel without quotes"],
+    ids=["no quotes", "a ref without quotes", "a wheel without quotes", "a commit in a block", "a commit before its ref"],
 )
 def test_an_unusual_form_is_refused_with_advice(upstream: Upstream, text: str) -> None:
     """What the program cannot rewrite without doubt it leaves alone, and says what to do by hand."""

@@ -206,25 +206,34 @@ def _rewrite_stack(project: Project, fork: str, old: str, version: str) -> tuple
     and the fork that it then states.
 
     Raises:
-        file-invalid: The block has the old version in another form, too.
+        file-invalid: The block has the old version or its commit in another form, too.
     """
     before, text = project.fork(fork), project.stack_file.read_text("utf-8")
     start, end = strict_yaml.span(text, "forks", fork)
     block, quoted = text[start:end], re.compile(rf'"(v?){re.escape(old)}"')
     stated = "".join(line.partition("#")[0] for line in block.splitlines())
-    if stated.count(old) != len(quoted.findall(stated)):
+    usual = stated.count(old) == len(quoted.findall(stated))
+    block = quoted.sub(lambda pin: f'"{pin[1]}{version}"', block)
+    block = re.sub(r',\s*commit:\s*"[0-9a-f]+"', "", block)
+    git = _fork_in(text[:start] + block + text[end:], project, fork).sources.git
+    if not usual or (git and git.commit):
         raise FileError(
             "file-invalid",
             f"{project.stack_file} is not written in the form that bump rewrites.",
-            details=[f"expected: {fork} at {old}, in quotes wherever it stands"],
+            details=[
+                f"expected: {fork} at {old}, in quotes wherever it stands",
+                'expected: a commit behind its ref, as in {url: …, ref: "…", commit: "…"}',
+            ],
             todo="Change the versions by hand, run `sparkwright lock`, then `sparkwright patch "
             "rebase`.",
         )
-    block = quoted.sub(lambda pin: f'"{pin[1]}{version}"', block)
-    block = re.sub(r',\s*commit:\s*"[0-9a-f]+"', "", block)
     sdist = before.sources.sdist
     for base in (before.sources.wheel, *before.bases.values()):
         if base and sdist and base.name == sdist.name:
             block = block.replace(f'"{base.tag}"', f'"{_tag(base, version)}"')
     text = text[:start] + block + text[end:]
-    return text, strict_yaml.parse(text, StackSpec, str(project.stack_file)).forks[fork]
+    return text, _fork_in(text, project, fork)
+
+
+def _fork_in(text: str, project: Project, fork: str) -> ForkSpec:
+    return strict_yaml.parse(text, StackSpec, str(project.stack_file)).forks[fork]
