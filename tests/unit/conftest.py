@@ -259,7 +259,7 @@ class Host:
         spec = SdistSpec(sdist.name, sdist.version, generated) if sdist else None
         folder_spec = WheelSpec(wheel.name, wheel.version, "py3-none-any", wheel.folder) if wheel else None
         sources = SourceSpecs(git=GitSpec(self.url, git.ref), sdist=spec, wheel=folder_spec)
-        stack = StackSpec(self.stack, "12.1f", "t", {self.fork: ForkSpec("backend", sources)})
+        stack = StackSpec(self.stack, "12.1f", "spark.t", {self.fork: ForkSpec("backend", sources)})
         build = self.root / "build" / self.stack
         for folder in (self.series, self.root / "cherry_picks", build):
             folder.mkdir(parents=True, exist_ok=True)

@@ -150,7 +150,7 @@ def test_what_is_left_out_is_not_part_of_the_source(host: Host, nest: Nest) -> N
 @pytest.mark.parametrize(
     ("name", "line", "values"),
     [
-        ("stack.yaml", "label: {}", ("spark.2026.06", "Spark", "a-b", "a+b", "")),
+        ("stack.yaml", "label: {}", ("spark.2026.06", "spark.A", "spark.a-b", "spark.a+b", "", "nightly", "sparks.1")),
         ("stack.yaml", "arch: {}", ("121f",)),
         ("stack.yaml", "upstream: {}", ("2",)),
         ("lock.yaml", "format: 2", ("",)),
@@ -163,7 +163,7 @@ def test_what_is_left_out_is_not_part_of_the_source(host: Host, nest: Nest) -> N
 )
 def test_a_stack_or_lock_that_cannot_be_meant_is_refused(host: Host, commit: str, name: str, line: str, values: tuple[str, ...]) -> None:
     """
-    A label that PEP 440 would change, an architecture that is none, and another release than the pinned one without a reason; the lock of
+    A label that PEP 440 would change, or by which our wheels would count as official ones; an architecture that is none, and another release than the pinned one without a reason; the lock of
     another stack, or of a later format; ids that are short, uppercase or invented, and file names that are paths.
     """
     host.lock(SDIST)
@@ -182,7 +182,7 @@ def test_another_architecture_has_rules_and_a_label_of_its_own(host: Host, commi
     same, other = (Project(host.root, host.stack, arch) for arch in ("12.1f", "9.0a"))
 
     assert (same.spec.arch, same.suffix) == ("12.1f", "")
-    assert (other.spec.arch, other.spec.label, other.audit_file.name) == ("9.0a", "t.sm90a", "test-9.0a.yaml")
+    assert (other.spec.arch, other.spec.label, other.audit_file.name) == ("9.0a", "spark.t.sm90a", "test-9.0a.yaml")
     for arch in ("12.1", "13.0", "../../x", "x/../archs-9.0a", "*"):
         with refusal("not-provided", match="no arch rules for") as caught:
             Project(host.root, host.stack, arch)

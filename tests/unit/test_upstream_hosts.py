@@ -77,7 +77,7 @@ class World:
         host.lock()
         # A release carries the beginning of its commit, a folder of a wheel none.
         git = GitSpec(host.url, "v1", self.commit[:9] if self.archive == "sdist" else "")
-        stack = StackSpec(host.stack, "12.1f", "t", {host.fork: ForkSpec("headers", SourceSpecs(git=git, **archive))})
+        stack = StackSpec(host.stack, "12.1f", "spark.t", {host.fork: ForkSpec("headers", SourceSpecs(git=git, **archive))})
         (host.root / "forks" / host.stack / "stack.yaml").write_text(strict_yaml.dump(stack))
         (host.root / "forks" / host.stack / "lock.yaml").unlink()
         build = host.root / "build" / host.stack

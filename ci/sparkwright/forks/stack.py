@@ -222,14 +222,14 @@ class StackSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         arch: The one architecture that the wheels are for, in CUDA's own words (``12.1f``).
-        label: PEP 440 local version label of its wheels, in normal form: a part of digits alone
-            loses its zeros (``2026.06``).
+        label: PEP 440 local version label of its wheels, which tells them from official ones, in
+            normal form: a part of digits alone loses its zeros (``2026.06``).
         forks: In the order in which they are built.
     """
 
     stack: str
     arch: Annotated[str, msgspec.Meta(pattern=r"^[0-9]+\.[0-9][af]?$")]
-    label: str
+    label: Annotated[str, msgspec.Meta(pattern=r"\Aspark\.")]
     forks: dict[str, ForkSpec]
 
     def __post_init__(self) -> None:
@@ -238,6 +238,11 @@ class StackSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         normal = Version(f"0+{self.label}").local
         if self.label != normal:
             raise ValueError(f"label {self.label!r} would be {normal!r} in a version")
+
+
+def is_ours(version: str) -> bool:
+    """Return True if a wheel of *version* is one that sparkwright built."""
+    return "+spark." in version
 
 
 def stack_names(root: Path) -> list[str]:

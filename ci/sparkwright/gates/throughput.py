@@ -41,6 +41,7 @@ from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.core.states import State
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
+from sparkwright.forks.stack import is_ours
 from sparkwright.gates import contract, throughput_run
 from sparkwright.gates.core import ladder
 from sparkwright.gates.core.policy import GatePolicies
@@ -84,7 +85,7 @@ def subject_of(python: Path, wheel: Path | None, stack: str) -> Subject:
         environment-unusable: There is no vLLM.
     """
     version = wheel_identity.version(python)
-    ours = "+spark." in version
+    ours = is_ours(version)
     name, sha256 = (wheel.name, sha256_file(wheel)) if wheel else ("", "")
     return Subject(
         f"{'' if ours else 'stock '}vLLM {version}", name, sha256, version, stack if ours else ""

@@ -27,7 +27,7 @@ from sparkwright.core.console import console
 from sparkwright.core.files import content_key, list_folder, sha256_bytes, sha256_file
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import FileLock, SourceError
+from sparkwright.forks.stack import FileLock, SourceError, is_ours
 from sparkwright.release import locked_set, policy
 
 
@@ -128,7 +128,7 @@ def _install_stock(context: RunContext, root: Path, path: Path, like: Path) -> N
     path.parent.mkdir(parents=True)
     shutil.copy2(wheel, path)
     installed = metadata.distributions(path=[str(like)])
-    pins = [f"{each.name}=={each.version}" for each in installed if "+spark." not in each.version]
+    pins = [f"{each.name}=={each.version}" for each in installed if not is_ours(each.version)]
     rule = replace(rule, requires=(*rule.requires, *sorted(pins)), edits=())
     project = canonicalize_name(base.name)
     own = {LockedWheel(project, base.version, base.filename, path.as_uri(), base.sha256): path}

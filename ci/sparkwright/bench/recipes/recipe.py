@@ -30,6 +30,7 @@ from sparkwright.core import memory, process, strict_yaml
 from sparkwright.core.errors import Advice, FileError, SparkwrightError, UsageError
 from sparkwright.core.files import list_folder, read_bytes, sha256_bytes
 from sparkwright.core.memory import GIB, CacheShape, MachineMemory, ServerMemory
+from sparkwright.forks.stack import is_ours
 
 #: One argument, its value behind ``=``; never split at blanks.
 Flag = Annotated[str, Meta(pattern=r"^--[a-z0-9][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?(=\S+)?$")]
@@ -291,7 +292,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"{self.name} does not know vLLM {version!r:.80}.",
                 details=[f"known: {ranges}"],
             )
-        if variant.lacks and "+spark." not in version:
+        if variant.lacks and not is_ours(version):
             raise RecipeError(
                 "recipe-unfit",
                 f"The official vLLM {version} does not serve {self.name}.",
@@ -352,7 +353,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.nodes > 1:
             words.append(f"--tensor-parallel-size={self.nodes}")
         if self.speculation:
-            settings = self.drafting(variant, ours="+spark." in version)
+            settings = self.drafting(variant, ours=is_ours(version))
             if name := settings.get("draft_vocabulary"):
                 digest = sha256_bytes(read_bytes(vocabulary_file(name)))
                 settings["draft_vocabulary"] = f"{name}@{digest}"

@@ -19,6 +19,7 @@ from sparkwright.core import process
 from sparkwright.core.errors import FileError, PythonError
 from sparkwright.core.files import read_text, sha256_bytes, sha256_file
 from sparkwright.core.zips import INSTALLER_FILES, Archive, zip_file, zip_members
+from sparkwright.forks.stack import is_ours
 
 #: Mismatches that are listed; one is enough to refuse.
 MOST = 50
@@ -123,7 +124,9 @@ def environment_contents(site: Path) -> dict[str, str]:
     digest, from the files themselves. A wheel of which a file is missing is left out.
     """
     digests = {}
-    for info in sorted(site.glob("*+spark.*.dist-info")):
+    for info in sorted(site.glob("*.dist-info")):
+        if not is_ours(info.name):
+            continue
         project = canonicalize_name(info.name.partition("-")[0])
         # A device in the place of a file may never end.
         with contextlib.suppress(OSError, csv.Error, FileError):
