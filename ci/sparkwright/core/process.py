@@ -1,6 +1,7 @@
 """
-Run programs from argument lists, with a full log; none outlives this process. The variables of
-their environments; the memory of this machine.
+Run programs from argument lists, with a full log; none outlives this process. What a program
+starts in the background may: only `run_limited`, and a sandbox in namespaces, end that with it. The
+variables of their environments; the memory of this machine.
 """
 
 from __future__ import annotations
@@ -356,7 +357,7 @@ def run_limited(
     Run *command* within *limits*, with its output in *log*, and return how it ended. It runs in the
     folder of *log*, or in ``/`` without one.
 
-    No process that it starts outlives the call.
+    No process that it starts outlives the call, but one that leaves its process group.
 
     Args:
         env: Its environment; by default that of `clean_environment`.
