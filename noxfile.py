@@ -5,8 +5,8 @@
 """
 Thin sessions for the pipeline, and the checks of the program itself.
 
-A session installs the package and runs one command; all logic is in the package, so every command
-also works without Nox.
+A session makes an environment and runs one command or some tests in it; what a command does is in
+the package, so every command also works without Nox.
 """
 
 from __future__ import annotations

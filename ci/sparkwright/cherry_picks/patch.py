@@ -72,11 +72,12 @@ _INDEX = re.compile(rb"([0-9a-f]{7,40})\.\.([0-9a-f]{7,40})(?: \d{6})?\r?$")
 _EMPTY = re.compile(rb"e69de29|0+$")
 #: A path as git quotes it.
 _QUOTED = re.compile(rb'"(?:[^"\\]|\\(?:[0-3][0-7]{2}|["\\abfnrtv]))*"')
-#: What git puts before a subject.
+#: The field that says what a patch changes on purpose, and for which recipes.
 _CHANGE = re.compile(
     r"Changes: (?P<what>kernels|distributions) / (?P<recipes>[\w.*?-]+)"
     r"(?:: (?P<layer>(?:prefill|decode) \w+))? / (?P<why>\S.*)"
 )
+#: What git puts before a subject.
 _PREFIX = re.compile(r"\[[^]]*PATCH[^]]*\]")
 #: A line of a hunk, and the mark of a missing line end. Some programs remove the blank of an empty
 #: line; git takes it as context, too.

@@ -132,7 +132,7 @@ def install(
         version: The name of a release, or empty for the newest that fits *channel*, *stack* (empty
             for that of the current release, else the latest), this machine and the Python that runs
             this program.
-        dry_run: Check everything, and create nothing.
+        dry_run: Download and check everything, and create no environment.
 
     Returns:
         The release's ``name`` and ``folder``; its ``state``, which is ``there already``,

@@ -78,7 +78,10 @@ _ARGUMENTS: tuple[tuple[Collection[str], str, dict[str, Any]], ...] = (
     (
         ("install",),
         "--dry-run",
-        {"action": "store_true", "help": "check everything, and create nothing"},
+        {
+            "action": "store_true",
+            "help": "download and check everything, and create no environment",
+        },
     ),
     (
         ("install",),
