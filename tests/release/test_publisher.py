@@ -51,8 +51,8 @@ def test_dry_run_and_full_disk_write_nothing(
     assert done.release == "2026.11.2"
     assert {entry.gate for entries in done.missing.values() for entry in entries} == {"G5"}
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "copyfile", Mock(side_effect=OSError(errno.ENOSPC, "full")))
-        with refusal("disk-full"):
+        patch.setattr(shutil, "copyfileobj", Mock(side_effect=OSError(errno.ENOSPC, "full")))
+        with refusal("disk-full", match=r"under .*index\."):
             owner.publish(new, "candidate")
     owner.root = owner.folder / "nowhere"
     owner.publish(new, "candidate", dry_run=True)

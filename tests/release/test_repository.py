@@ -56,10 +56,14 @@ def public_keys(held: Keys, name: str) -> list[Key]:
     return [signer.public_key for signer in held.by_file[name]]
 
 
-def test_failed_change_publishes_nothing(folder: Path, held: Keys) -> None:
+def test_failed_change_publishes_nothing(folder: Path, held: Keys, tmp_path: Path) -> None:
+    """A file with other bytes, or one that is gone, is refused by its own name; what else fails meanwhile is not blamed on the index."""
     before, (release, _) = files(folder), tufindex.release("2026.11.2")
-    with refusal("publish-failed"), IndexFolder(folder).changing(held, ROLES) as change:
-        change.put(release.wheels[0], b"other bytes")
+    for source, named in ((b"other bytes", release.wheels[0].name), (tmp_path / "gone.whl", "gone.whl cannot be read")):
+        with refusal("publish-failed", match=named), IndexFolder(folder).changing(held, ROLES) as change:
+            change.put(release.wheels[0], source)
+    with pytest.raises(FileNotFoundError), IndexFolder(folder).changing(held, ROLES):
+        (tmp_path / "gone.whl").read_bytes()
     assert files(folder) == before
 
 

@@ -54,7 +54,7 @@ class ReleaseError(SparkwrightError):
             " lists the keys of each role.",
         ),
         "publish-failed": Advice(
-            "A file changed while it was read.",
+            "A file changed while it was read, or cannot be read any more.",
             "Run the same command again; the index does not name any of it yet.",
         ),
         "release-gpu-foreign": Advice(

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -321,7 +322,8 @@ class IndexFolder:
         with self.locked():
             yield transaction
             transaction.commit()
-            pages.write(IndexFolder(self.folder, pin=self._pin))
+            with self.writing():
+                pages.write(IndexFolder(self.folder, pin=self._pin))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -333,14 +335,27 @@ class IndexFolder:
                 read. index-unwritable: The folder cannot be written. disk-full: There is no room.
         """
         failure = partial(ReleaseError, "index-unwritable")
+        with contextlib.ExitStack() as held:
+            with self.writing():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                lock = locked(self.folder / LOCK, str(self.folder), wait=False, failure=failure)
+                held.enter_context(lock)
+            self._require_unmoved()
+            yield
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """
+        Raise `index-unwritable` or `disk-full` for what the operating system refuses within the
+        block, which uses nothing but the folder of the index.
+        """
         try:
             with translate_disk_full(self.folder):
-                self.folder.mkdir(parents=True, exist_ok=True)
-                with locked(self.folder / LOCK, str(self.folder), wait=False, failure=failure):
-                    self._require_unmoved()
-                    yield
+                yield
         except OSError as error:
-            raise failure(f"{self.folder} cannot be written.", details=[str(error)]) from error
+            raise ReleaseError(
+                "index-unwritable", f"{self.folder} cannot be written.", details=[str(error)]
+            ) from error
 
     def _require_unmoved(self) -> None:
         timestamp = self.metadata_path("timestamp")
@@ -402,7 +417,7 @@ class Transaction:
         there.
 
         Raises:
-            publish-failed: *source* has other bytes.
+            publish-failed: *source* cannot be read, or has other bytes.
         """
         path = self._index.folder / file.path
         if not (path.is_file() and sha256_file(path) == file.sha256):
@@ -550,12 +565,21 @@ class Transaction:
         return metadata
 
     def _write(self, path: Path, source: Path | bytes, sha256: str = "") -> None:
-        """Write the file *path*, whole or not at all; raise `publish-failed` for other bytes."""
-        with replacing(path) as temporary:
-            if isinstance(source, bytes):
-                temporary.write_bytes(source)
-            else:
-                shutil.copyfile(source, temporary)
+        """
+        Write the file *path*, whole or not at all.
+
+        Raises:
+            publish-failed: *source* cannot be read, or has other bytes.
+        """
+        try:
+            stream = io.BytesIO(source) if isinstance(source, bytes) else source.open("rb")
+        except OSError as error:
+            raise ReleaseError(
+                "publish-failed", f"{source!s} cannot be read.", details=[str(error)]
+            ) from error
+        with stream, self._index.writing(), replacing(path) as temporary:
+            with temporary.open("wb") as target:
+                shutil.copyfileobj(stream, target, 1 << 20)
             if sha256 and (actual := sha256_file(temporary)) != sha256:
                 raise ReleaseError(
                     "publish-failed",
@@ -563,7 +587,8 @@ class Transaction:
                     details=[f"read:    {actual}", f"decided: {sha256}"],
                 )
             flush(temporary)
-        flush(path.parent)
+        with self._index.writing():
+            flush(path.parent)
 
 
 def remove_unreferenced(index: IndexFolder) -> list[str]:
@@ -572,7 +597,7 @@ def remove_unreferenced(index: IndexFolder) -> list[str]:
 
     Metadata stays: it is small, and clients may be reading it.
     """
-    with index.locked():
+    with index.locked(), index.writing():
         folder = index.folder
         used = {f"files/{file.sha256}" for file in index.files}
         targets = index.metadata["targets"].signed.targets.values()
