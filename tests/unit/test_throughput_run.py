@@ -335,6 +335,17 @@ def test_no_block_begins_that_would_end_after_the_time_of_the_gate(deadline: flo
     assert servers.now <= 1.05 * max(0, deadline)
 
 
+@pytest.mark.parametrize("resident", [True, False])
+def test_a_continued_run_begins_no_block_that_would_end_after_its_time(resident: bool, tmp_path: Path) -> None:
+    """The blocks of the journal take no time, and still tell how long one takes; they count, however little time is left."""
+    servers = SimulatedServers()
+    ran(tmp_path / "j", servers, resident=resident, policy=replace(POLICY, max_blocks=2))
+    before = servers.now
+    outcome = ran(tmp_path / "j", servers, resident=resident, deadline=before + 300)
+    assert (servers.now, len(outcome.blocks)) == (before, 2)
+    assert outcome.decision is not None
+
+
 @pytest.mark.parametrize(
     ("spread", "paired", "requests"), [(0.0, False, 3), (0.002, False, 3), (0.004, False, 7), (0.004, True, 3), (1.0, False, 14)]
 )

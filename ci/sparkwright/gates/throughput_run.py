@@ -490,11 +490,13 @@ class JournalLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         launch: The block, and its first position.
+        seconds: That the launch took.
     """
 
     begun: ExperimentStart | None = None
     launch: tuple[int, int] | None = None
     measurements: tuple[Measurement, ...] = ()
+    seconds: float = 0.0
 
 
 class MeasurementJournal:
@@ -503,7 +505,7 @@ class MeasurementJournal:
 
     Attributes:
         begun: The experiment.
-        launches: `JournalLine.launch` of the complete ones.
+        launches: `JournalLine.launch` of the complete ones → their seconds.
         measurements: Those of these launches, and what was repeated.
 
     Raises:
@@ -519,14 +521,20 @@ class MeasurementJournal:
             lines = [JournalLine(begun=start)]
             append_line(path, lines[0])
         self.begun = lines[0].begun or start
-        self.launches = [line.launch for line in lines if line.launch]
+        self.launches = {line.launch: line.seconds for line in lines if line.launch}
         self.measurements = [leg for line in lines for leg in line.measurements]
 
-    def add(self, launch: tuple[int, int], measurements: Sequence[Measurement]) -> None:
-        """Write a launch; it is on the disk when this returns."""
-        append_line(self._path, JournalLine(launch=launch, measurements=tuple(measurements)))
-        self.launches.append(launch)
+    def add(
+        self, launch: tuple[int, int], measurements: Sequence[Measurement], seconds: float
+    ) -> None:
+        """Write a launch that took *seconds*; it is on the disk when this returns."""
+        append_line(self._path, JournalLine(None, launch, tuple(measurements), seconds))
+        self.launches[launch] = seconds
         self.measurements += measurements
+
+    def seconds(self, block: int) -> float:
+        """Return what the launches of *block* took."""
+        return sum(seconds for (own, _), seconds in self.launches.items() if own == block)
 
     def end(self) -> None:
         """Keep the file beside: nothing is left to continue."""
@@ -586,16 +594,21 @@ class Runner:
         self.rule = DecisionRule(alpha, policy.min_blocks, policy.max_blocks)
 
     def run(self) -> None:
-        """Measure until there is a decision, the most blocks are complete, or the run stops."""
+        """
+        Measure until there is a decision, the most blocks are complete, or the run stops.
+
+        The first block has no other to be judged by; a night begins no gate that does not fit.
+        """
         spec, cells, block_seconds = self._spec, self._spec.cells, 0.0
         try:
             for block in range(CONTROL_BLOCK, self.rule.max_blocks):
                 began = monotonic()
-                if began + block_seconds > spec.deadline:
+                # What the journal has of a block takes no time.
+                if block not in self.blocks and began + block_seconds > spec.deadline:
                     console.note("no block begins: it would end after the gate's time")
                     break
                 self._block(block, cells)
-                block_seconds = monotonic() - began
+                block_seconds = max(monotonic() - began, self._journal.seconds(block))
                 if block == CONTROL_BLOCK:
                     continue
                 self.decision = decision = decide(self.rule, self.series)
@@ -646,6 +659,7 @@ class Runner:
         Args:
             turns: Positions in the block, and the side of each.
         """
+        launched = monotonic()
         for _ in range(self._attempts):
             number = 1 + max((leg.launch for leg in self.measurements), default=-1)
             with (
@@ -663,7 +677,7 @@ class Runner:
                         self._measure(cell, blank, servers[side])
                     self._turn_seconds = monotonic() - began
                 self._profile(servers)
-                self._journal.add((block, turns[0][0]), self._legs)
+                self._journal.add((block, turns[0][0]), self._legs, monotonic() - launched)
                 self._legs = []
                 return
             # Nothing counts of a launch that is not whole.
