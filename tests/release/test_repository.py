@@ -6,6 +6,7 @@ holds the targets role, with Sigstore's own library and an instance of the test'
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,6 +151,24 @@ def test_key_with_a_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         with refusal("key-invalid") as caught:
             keys.load_private(path)
         assert "secret" not in str(caught.value.document())
+
+
+def test_keys_are_made_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A disk that takes a part of a key leaves none, so that the next run makes them; a key that is there stays, and no other is made."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
+    try:
+        with refusal("key-invalid", match="No key can be written"):
+            keys.make(tmp_path / "keys")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not files(tmp_path / "keys")
+    [(path, public)] = keys.make(tmp_path / "keys", ["targets", "targets"]).items()
+    assert keys.load_private(path).public_key == public
+    before = files(tmp_path / "keys")
+    with refusal("key-invalid", match=r"targets\.pem is there already"):
+        keys.make(tmp_path / "keys")
+    assert files(tmp_path / "keys") == before
 
 
 def _rotate(folder: Path, tmp_path: Path, *, lost: bool) -> None:

@@ -8,6 +8,7 @@ alone says so. The fingerprint of a key is its key id.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.signer import CryptoSigner, Key, Signer, SigstoreSigner, SSlibKey
 
 from sparkwright.core.files import list_folder, read_bytes
-from sparkwright.core.store import translate_disk_full
+from sparkwright.core.store import flush, locked_in_place, replacing, translate_disk_full
 from sparkwright.release.errors import ReleaseError
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def load_private(path: Path) -> CryptoSigner:
 
 def make(folder: Path, names: Sequence[str] = tuple(KEY_ROLES)) -> dict[Path, Key]:
     """
-    Make a key ``<name>.pem`` in *folder* for each of *names*.
+    Make a key ``<name>.pem`` in *folder* for each of *names*, or none.
 
     Returns:
         The files, and their public keys.
@@ -154,13 +155,6 @@ def make(folder: Path, names: Sequence[str] = tuple(KEY_ROLES)) -> dict[Path, Ke
     Raises:
         key-invalid: A file is there already, or cannot be written. disk-full: There is no room.
     """
-    files = [folder / f"{name}.pem" for name in names]
-    if taken := [path for path in files if path.exists()]:
-        raise ReleaseError(
-            "key-invalid",
-            f"{taken[0]} is there already; a key is never overwritten.",
-            todo="Choose another folder.",
-        )
     protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
     if secret := passphrase():
         protection = serialization.BestAvailableEncryption(secret.encode())
@@ -168,12 +162,27 @@ def make(folder: Path, names: Sequence[str] = tuple(KEY_ROLES)) -> dict[Path, Ke
     pairs: dict[Path, Key] = {}
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        for path in files:
-            key = Ed25519PrivateKey.generate()
-            path.touch(mode=0o600, exist_ok=False)
-            with translate_disk_full(folder):
-                path.write_bytes(key.private_bytes(pem, pkcs8, protection))
-            pairs[path] = SSlibKey.from_crypto(key.public_key())
+        with (
+            translate_disk_full(folder),
+            locked_in_place(folder, str(folder)),
+            contextlib.ExitStack() as written,
+        ):
+            for name in dict.fromkeys(names):
+                path = folder / f"{name}.pem"
+                if path.exists():
+                    raise ReleaseError(
+                        "key-invalid",
+                        f"{path} is there already; a key is never overwritten.",
+                        todo="Choose another folder.",
+                    )
+                key, temporary = (
+                    Ed25519PrivateKey.generate(),
+                    written.enter_context(replacing(path)),
+                )
+                temporary.touch(mode=0o600, exist_ok=False)
+                temporary.write_bytes(key.private_bytes(pem, pkcs8, protection))
+                flush(temporary)
+                pairs[path] = SSlibKey.from_crypto(key.public_key())
     except OSError as error:
         raise ReleaseError(
             "key-invalid", f"No key can be written to {folder}.", details=[str(error)]
