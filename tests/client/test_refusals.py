@@ -653,7 +653,7 @@ HOSTILE: dict[str, list[object]] = {
     "wheels.machine": ["sparc", ""],
     "wheels.version": ["1.0\n", ""],
     "wheels.requires_python": ["\x1b[31m", "a\nb", "x" * 1001],
-    "edits.file": ["../x", "/x", "a/../b", "a\n", "a//b", ""],
+    "edits.file": ["../x", "/x", "a/../b", "..", "a/..", "a/.", "a\n", "a//b", ""],
     "edits.package": ["a\n", "../a"],
     "edits.changes": [[], [{"anchor": " ", "replacement": "x"}]],
     "overlays.files": [-1],

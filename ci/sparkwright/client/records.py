@@ -40,7 +40,8 @@ Url = Annotated[
 ]
 #: A file below the site-packages.
 SitePath = Annotated[
-    str, msgspec.Meta(max_length=500, pattern=r"\A(?!\.\.?/)[\w.+-]+(/(?!\.\.?/)[\w.+-]+)*\Z")
+    str,
+    msgspec.Meta(max_length=500, pattern=r"\A(?!\.\.?(/|\Z))[\w.+-]+(/(?!\.\.?(/|\Z))[\w.+-]+)*\Z"),
 ]
 Size = Annotated[int, msgspec.Meta(ge=0)]
 
