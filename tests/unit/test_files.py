@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import random
 import string
@@ -25,6 +26,7 @@ from tests.unit.conftest import Repository
 
 from sparkwright.core import files, strict_yaml
 from sparkwright.core.console import Console, printable
+from sparkwright.core.errors import FileError
 from sparkwright.core.git import Objects
 from sparkwright.forks import package_index
 
@@ -363,6 +365,31 @@ def test_output_has_no_raw_controls(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert not set("\x1b\x9b\u202e\r") & set(out + err)
     assert (out + err).count("\\x9b2J") == 5
+
+
+#: What GitHub Actions would obey: commands of either form, and a character that it would decode.
+COMMANDS = "a%0A\n::stop-commands::x\n  ::add-mask::y\nb ##[error]z"
+
+
+def test_a_message_gives_github_no_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notes, results, tables, documents and details of errors; a warning, a group and an error are one command with the whole text."""
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    console = Console()
+    console.warn(COMMANDS)
+    console.failure(FileError("file-invalid", COMMANDS, details=[COMMANDS]))
+    with console.step(COMMANDS):
+        console.note(COMMANDS)
+    console.result(COMMANDS)
+    console.table("", ["a"], [["::stop-commands::x"], ["##[error]z"]], result=True)
+    console.json = True
+    console.document({"text": COMMANDS})
+    console.finish()
+    out, err = capsys.readouterr()
+
+    escaped = "a%250A%0A::stop-commands::x%0A  ::add-mask::y%0Ab ##[error]z"
+    obeyed = [line for line in (out + err).splitlines() if line.lstrip().startswith("::") or "##[" in line]
+    assert obeyed == [f"::{name}::{escaped}" for name in ("warning", "error title=file-invalid", "group")] + ["::endgroup::"]
+    assert json.loads(out[out.index("{") :])["text"] == COMMANDS
 
 
 @pytest.mark.parametrize(("columns", "widest"), [("", 100), ("60", 60), ("300", 100), ("many", 100)])

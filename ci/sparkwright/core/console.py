@@ -46,6 +46,8 @@ def printable(text: str) -> str:
     )
 
 
+#: Where a workflow command of GitHub Actions would begin, in its new and its old form.
+_WORKFLOW_COMMAND = re.compile(r"^[^\S\n]*(?=::)|(?<=#)(?=#\[)", re.MULTILINE)
 #: Commands of a terminal (colour, title, movement), which leave rubbish when only their first
 #: character is removed.
 _SEQUENCES = re.compile(
@@ -173,8 +175,17 @@ class Console:
                 todo=StoreError.references["output-unwritable"].todo,
             ) from error
 
+    def _no_command(self, text: str) -> str:
+        """Return *text* so that GitHub Actions, if it reads, takes no line of it for a command."""
+        return _WORKFLOW_COMMAND.sub(r"\g<0>\\", text) if self.github else text
+
+    def _command(self, name: str, text: str = "") -> None:
+        """Give GitHub Actions the workflow command *name* with *text*, whatever that contains."""
+        escaped = printable(text).replace("%", "%25").replace("\n", "%0A")
+        self._write(sys.stderr, f"::{name}::{escaped}\n")
+
     def _say(self, text: str, end: str = "\n") -> None:
-        text = printable(text)
+        text = self._no_command(printable(text))
         if self.terminal:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns
             text = "\r\x1b[K" + (_wrap(text, max(columns, 20), "  ") if end else text)
@@ -194,7 +205,10 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        self._say(f"::warning::{text}" if self.github else "  " * self._depth + f"warning: {text}")
+        if self.github:
+            self._command("warning", text)
+        else:
+            self._say("  " * self._depth + f"warning: {text}")
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[None]:
@@ -203,7 +217,10 @@ class Console:
         two seconds.
         """
         began, group = time.monotonic(), self.github and self._depth == 0
-        self.note(f"::group::{title}" if group else title)
+        if group:
+            self._command("group", title)
+        else:
+            self.note(title)
         self._depth += 1
         try:
             yield
@@ -213,7 +230,7 @@ class Console:
             if took > 2:
                 self.note(f"  {title}: {duration(took)}")
             if group:
-                self.note("::endgroup::")
+                self._command("endgroup")
 
     @contextlib.contextmanager
     def progress(self, title: str, total: float, unit: str = "") -> Iterator[Progress]:
@@ -269,7 +286,7 @@ class Console:
             rich.print(printable(title), style="italic")
         rich.print(table)
         lines = (line.rstrip() + "\n" for line in text.getvalue().splitlines())
-        self._write(stream, "".join(lines))
+        self._write(stream, self._no_command("".join(lines)))
 
     def document(self, data: dict[str, Any]) -> None:
         """Set the content of the document of ``--json``, which `finish` prints."""
@@ -289,16 +306,20 @@ class Console:
             import msgspec
 
             text = json.dumps(msgspec.to_builtins(data, str_keys=True), ensure_ascii=False)
-            # A file name may be no UTF-8. JSON has no NaN. In ASCII, a terminal obeys only DEL.
+            # A file name may be no UTF-8. JSON has no NaN. In ASCII, a terminal obeys only DEL, and
+            # GitHub Actions what stands behind "##[".
             valid = text.encode("utf-8", "replace").decode()
             plain = json.dumps(json.loads(valid, parse_constant=lambda _: None), indent=2)
-            self._write(sys.stdout, plain.replace("\x7f", "\\u007f") + "\n")
+            plain = plain.replace("\x7f", "\\u007f").replace("##[", "#\\u0023[")
+            self._write(sys.stdout, plain + "\n")
         for stream in (sys.stdout, sys.stderr):  # argparse writes to them, too
             self._write(stream, "")
 
     def result(self, text: str) -> None:
         """Print a line of the command's result."""
-        self._write(sys.stderr if self.json else sys.stdout, printable(text) + "\n")
+        self._write(
+            sys.stderr if self.json else sys.stdout, self._no_command(printable(text)) + "\n"
+        )
 
     def failure(self, error: SparkwrightError) -> None:
         """Print the reference of *error*, its message, its details and what to do."""
@@ -308,7 +329,7 @@ class Console:
             f"  what to do: {error.todo}",
         ]
         if self.github:
-            self._say(f"::error title={error.reference}::{error.what}")
+            self._command(f"error title={error.reference}", error.what)
         self._say("\n".join(lines))
 
 
