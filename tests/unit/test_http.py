@@ -346,6 +346,12 @@ except SparkwrightError as error:
 """
 
 
+def test_a_file_that_may_not_grow_is_no_fault_of_ours(index: Index, tmp_path: Path) -> None:
+    """A limit of the size of files ends a download as a full disk does."""
+    words = ["prlimit", "--fsize=1000000", sys.executable, "-c", OBTAIN, str(tmp_path), NAME, SHA256]
+    assert subprocess.check_output(words, text=True, timeout=100).split() == ["disk-full", "1000000"]
+
+
 def test_a_full_disk_loses_nothing_that_arrived(index: Index, tmp_path: Path) -> None:
     """A download that fills the disk ends as disk-full; with more room, the next run asks only for the rest."""
     disk = tmp_path / "disk"

@@ -140,9 +140,10 @@ class StoreError(SparkwrightError):
             "permissions.",
         ),
         "disk-full": Advice(
-            "The file system of the cache directory, or that of the output, is full.",
-            "Free some space, or choose another folder with SPARKWRIGHT_CACHE_DIR. Nothing "
-            "finished is lost; the next run continues from here.",
+            "The file system of the cache directory, or that of the output, is full, or takes no "
+            "file of that size.",
+            "Free some space, raise the limit of `ulimit -f`, or choose another folder with "
+            "SPARKWRIGHT_CACHE_DIR. Nothing finished is lost; the next run continues from here.",
         ),
         "output-unwritable": Advice(
             "Standard output or standard error leads to a file that may not grow, or to a "

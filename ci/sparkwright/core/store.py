@@ -9,6 +9,7 @@ to the disk first, folders are not.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -58,17 +59,19 @@ def has_room(folder: Path) -> bool:
 @contextlib.contextmanager
 def translate_disk_full(folder: Path) -> Iterator[None]:
     """
-    Raise `disk-full`, with *folder*, for "no space left on device" and "disk quota exceeded" within
-    the block.
+    Raise `disk-full`, with *folder*, for "no space left on device", "disk quota exceeded" and "file
+    too large" within the block.
     """
     try:
         yield
     except OSError as error:
         # The error of `shutil.copytree` has a text and no errno.
         full = isinstance(error, shutil.Error) and not has_room(folder)
-        if error.errno not in NO_ROOM and not full:
+        if error.errno not in (*NO_ROOM, errno.EFBIG) and not full:
             raise
-        raise StoreError("disk-full", f"There is no room left under {folder}.") from error
+        raise StoreError(
+            "disk-full", f"There is no room left under {folder}.", details=[str(error)]
+        ) from error
 
 
 @contextlib.contextmanager
