@@ -38,7 +38,8 @@ MIN_INTERVAL = 3
 #: slowdown fails in three blocks beside a single A/A block
 #: [measured: docs/explanation/throughput.md].
 EFFECT = 3.0
-#: Smallest number whose logarithm is taken, and the largest logarithm whose exponential is.
+#: A smaller number is raised to the first before its logarithm is taken, which might be infinite; a
+#: larger logarithm is cut to the second before it becomes a number, which would overflow.
 _TINY, _LARGEST = 1e-300, 700.0
 
 

@@ -113,7 +113,8 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         min_blocks, max_blocks: Blocks before a decision, and after which there is none.
         workloads: The set of ``workloads.yaml`` that decides.
         generator: Stack whose official wheel of vLLM holds the load generator.
-        warmups: Requests before each measurement that do not count.
+        warmups: Requests before each measurement that do not count. Without any, the generator
+            would send one of its own, whose single token `invalid_reasons` takes for a fault.
         prefix_hits: Share of prompt tokens from a prefix cache that makes a measurement invalid.
         cooldown_retries: Cool-downs before a discarded measurement is repeated.
         timeout_s: Of one measurement.
@@ -132,7 +133,7 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_blocks: Count
     workloads: str
     generator: str
-    warmups: Annotated[int, Meta(ge=0)]
+    warmups: Count
     prefix_hits: Share
     cooldown_retries: Count
     timeout_s: Seconds
@@ -154,14 +155,16 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self, loads: Sequence[LoadResult], metrics: Sequence[Metric], *, paired: bool
     ) -> float:
         """
-        Return the requests after which *metrics* of a cell are known well enough, by *loads* of as
-        many requests each.
+        Return how many requests a load of a cell needs, so that its standard error of each of
+        *metrics* is small enough (`own_error`).
 
-        The standard error of a mean of n requests is their spread by the square root of n; a
-        median has 1.25 times as much.
+        The spread of single requests is that in *loads*, which all have the same number of them.
+        The standard error of a mean is that spread divided by the square root of the number of
+        requests; that of a median is 1.25 times as large.
 
         Args:
-            paired: Whether all loads have the same prompts, by which both sides differ alike.
+            paired: Whether all loads have the same prompts. What a prompt changes is then the same
+                in each load and on both sides, and is left out of the spread.
         """
         most, sets = 0.0, len(loads) - paired
         for metric in metrics:
@@ -316,7 +319,7 @@ def invalid_reasons(
     whole = [request for request in run.requests if not request.error]
     answers = [each.output_tokens for each in whole if each.output_tokens != spec.output_tokens]
     prompts = [each.prompt_tokens for each in whole if each.prompt_tokens != spec.prompt_tokens]
-    # Warm-ups and the generator's own trial have the same length.
+    # The server counts warm-ups, too, whose answers are as long as those that are measured.
     counted = change.tokens == change.finished * spec.output_tokens
     # A busy machine merges parts of a stream of which the server counts every token.
     short = "stream-merged" if counted else "answer-other"

@@ -380,11 +380,11 @@ def obtain(root: Path, stack: str, store: Store, *, offline: bool) -> VllmBench:
     return VllmBench(program, f"vllm-rs {base.version}")
 
 
-#: Characters by which prompts differ at their beginning.
+#: No two prompts have the same first characters, so many of them.
 BEGINNING = 64
-#: Prompts of this program's own text, at least; but for the last that are too short.
+#: The program's text is cut at so many places or more; the last pieces are too short and left out.
 DIFFERENT = 96
-#: Tokens of a vocabulary that has words, and not only pieces of them.
+#: A vocabulary of so many tokens holds whole words; a smaller one has only pieces of words.
 LARGE_VOCABULARY = 16_384
 
 

@@ -40,7 +40,8 @@ LOAD_SECONDS = 0.5
 _FIELDS = ("uuid", "vbios_version", "temperature.gpu", "clocks_event_reasons.active")
 #: Files that name the machine and its firmware; none has a serial number or a host's name.
 DMI = Path("/sys/class/dmi/id")
-#: Ten seconds of load: two measurements of five, of a matrix and a copy of it.
+#: What keeps a GPU busy while its clocks are read: matrix-vector products for five seconds, then
+#: copies of the matrix for five.
 LOAD = ProbePolicy(
     matrix=268, stream=268, warmup=0, seconds=5, readings=3, band=0.1, min_ratio=0, timeout=110
 )

@@ -1,14 +1,15 @@
 """
 The speed of a model before it is served: the bytes of a decode step by the bandwidth of memory.
 
-A step verifies the drafts of each request and its next token, so it reads every weight once, of a
-layer with experts those that any of its tokens takes, and the cache of each request. If a router
-spreads tokens evenly and apart from each other, *tokens* that take *k* of *E* experts each read
-``E (1 - (1 - k/E)^tokens)`` of them: an expert is missed by one with probability 1 - k/E
-(linearity of expectation). Tokens of one text take more of the same, so that is the most; the least
-is that drafts take the experts of their token. Each draft is one more pass through a layer that
-drafts and the output layer. With a share *a* of drafts accepted, a step with *k* of them yields
-``1 + a + … + a^k`` tokens (Leviathan et al. 2023, arXiv:2211.17192, equation 1).
+A step verifies the drafts of each request and its next token. It reads the cache of each request
+and every weight once; but of a layer with experts only the experts that at least one token has. Say
+that a router gives each token *k* of *E* experts, all alike likely and without regard to the other
+tokens. One token then does not have an expert with probability 1 - k/E, so *tokens* of them read
+``E (1 - (1 - k/E)^tokens)`` experts on average. The tokens of one text share more experts than
+that, so it is the most; at least, the drafts of a request have the experts of its next token. Each
+draft is one more pass through a layer that drafts and the output layer. With a share *a* of drafts
+accepted, a step with *k* of them yields ``1 + a + … + a^k`` tokens (Leviathan et al. 2023,
+arXiv:2211.17192, equation 1).
 """
 
 from __future__ import annotations

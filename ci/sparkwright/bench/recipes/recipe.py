@@ -217,7 +217,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         plan: The memory that it takes.
         contract: What must serve it.
         versions: How each range of releases serves it.
-        workloads: What it is measured with, by name.
+        workloads: Sets of ``ci/gates/workloads.yaml`` that `bench` measures; G8 has its policy's.
         speculation: How answers are drafted, the value of ``--speculative-config``; empty if they
             are not. Drafting layers often are not quantised as the others are, and need a
             ``moe_backend`` of their own, as they would follow the model's otherwise.
@@ -228,7 +228,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         published: Results that others state, each with its source, machine, versions and method.
         prefix_cache: The releases that have a prefix cache for this model, as a version specifier;
             empty for all. Hybrid models have one from 0.26 on.
-        decides: Cell → metrics of it that decide G8 beside those of its workload.
+        decides: Name of a cell → its metrics that decide G8, besides those of the policy's set.
         floors: Task of G6 → the least share of correct answers.
         soak_seconds: Of G7, instead of those of ``ci/gates/soak.yaml``; 0 for these.
     """

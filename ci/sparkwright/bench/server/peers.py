@@ -262,7 +262,11 @@ def meet(
     own: Statement, nodes: int, head: str, port: int
 ) -> tuple[list[socket.socket], list[Statement]]:
     """
-    Wait until all *nodes* are there; return the connections of this one, and all statements.
+    Wait until all *nodes* have stated what they are, and return their statements.
+
+    The first machine (rank 0) listens, collects a statement from each other one, and sends all of
+    them back. Its connections to the others are returned with them; another machine has one
+    connection, to the first.
 
     Raises:
         peer-missing: They are not all there within `PATIENCE`.
