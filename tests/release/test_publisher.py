@@ -59,6 +59,18 @@ def test_dry_run_and_full_disk_write_nothing(
     assert files(owner.folder) == before
 
 
+def test_rebuild_follows_a_release_by_its_label_alone(
+    owner: IndexOwner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other inputs under one label sort by a digest: below that of the release they are refused, with what to raise, and a raised label is admitted."""
+    monkeypatch.setattr(wheels, "BUILT", "p0a2b3c4d.cu130")
+    with refusal("version-order") as caught:
+        owner.publish(wheels.release(tmp_path / "same"), dry_run=True)
+    assert "Raise `label` in forks/2026.11/stack.yaml above that of 2026.11.1 " in caught.value.todo
+    raised = wheels.release(tmp_path / "raised", label="spark.2026.11.1")
+    assert owner.publish(raised, dry_run=True).release == "2026.11.2"
+
+
 def test_edit_of_a_package_that_the_set_lacks_is_refused(
     owner: IndexOwner, new: list[Path]
 ) -> None:

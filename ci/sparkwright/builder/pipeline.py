@@ -6,9 +6,9 @@ is known without git, a network or a compiler; when something changed, the build
 
 A label is ``STACK.pINPUTS.cuCUDA``, such as ``spark.2026.11.p1a2b3c4d.cu130``. Equal inputs have
 equal labels on every machine, and changed inputs have another, so that no installer and no cache
-that is named after a version takes one build for another. Digests have no order: to release twice
-from one stack, raise the label in stack.yaml (``spark.2026.11.1``), because installers take the
-highest.
+that is named after a version takes one build for another. Digests have no order, and installers
+take the highest version: raise the label in stack.yaml (``spark.2026.11.1``) before a build that is
+to follow a release of the same stack, or publishing refuses it.
 """
 
 from __future__ import annotations

@@ -108,8 +108,9 @@ class ReleaseError(SparkwrightError):
             " candidate, where all of this is shown.",
         ),
         "version-order": Advice(
-            "pip and uv take the highest version, and this one sorts before one that is "
-            "offered already, so they would not install it.",
+            "pip and uv take the highest version, and this one sorts before one that is offered"
+            " already, so they would not install it. Builds of one label differ by a digest, which"
+            " sorts by chance.",
             "Raise `label` in stack.yaml (spark.2026.11 to spark.2026.11.1) and build again, or"
             " yank the other release.",
         ),

@@ -175,10 +175,8 @@ def make(folder: Path, names: Sequence[str] = tuple(KEY_ROLES)) -> dict[Path, Ke
                         f"{path} is there already; a key is never overwritten.",
                         todo="Choose another folder.",
                     )
-                key, temporary = (
-                    Ed25519PrivateKey.generate(),
-                    written.enter_context(replacing(path)),
-                )
+                key = Ed25519PrivateKey.generate()
+                temporary = written.enter_context(replacing(path))
                 temporary.touch(mode=0o600, exist_ok=False)
                 temporary.write_bytes(key.private_bytes(pem, pkcs8, protection))
                 flush(temporary)

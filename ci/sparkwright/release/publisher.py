@@ -411,6 +411,8 @@ def _require_order(
                     "version-order",
                     f"pip would pass over {wheel.name}.",
                     details=[f"{name} offers {other.name}"],
+                    todo=f"Raise `label` in forks/{stack}/stack.yaml above that of {name} "
+                    f"(spark.2026.11 to spark.2026.11.1) and build again, or yank {name}.",
                 )
 
 
