@@ -192,7 +192,7 @@ def test_another_architecture_has_rules_and_a_label_of_its_own(host: Host, commi
 def test_auto_takes_git_if_it_can_be_had(host: Host, commit: str, offered: Index, capsys: pytest.CaptureFixture[str]) -> None:
     """The commit decides, not the name of its tag; what is in the store needs no host. The reason for the sdist is said."""
     path = offered.release("1", {"a.txt": b"1\r\n"})
-    sdist = msgspec.structs.replace(SDIST, sha256=sha256_file(path), tree=host.work.tree())
+    sdist = msgspec.structs.replace(SDIST, sha256=sha256_file(path), size=path.stat().st_size, tree=host.work.tree())
     host.lock(sdist, ref="v7")
     run = host.context()
     gone = without_host(host, run)
@@ -255,7 +255,8 @@ def test_a_proof_compares_modes_and_wants_a_file_that_is_not_generated(
         path.chmod(mode)
     host.work.commit({})
     if archive == "sdist":
-        host.lock(msgspec.structs.replace(SDIST, sha256=sha256_file(offered.release("1", {"a.txt": text}))), generated=(generated,))
+        path = offered.release("1", {"a.txt": text})
+        host.lock(msgspec.structs.replace(SDIST, sha256=sha256_file(path), size=path.stat().st_size), generated=(generated,))
     else:
         wheel = offered.add(wheels.plain(offered.root, "widget-kit", "1", files={"kit/third/a.txt": text}).name)
         lock = FileLock("widget-kit", "1", wheel.name, sha256_file(wheel), wheel.stat().st_size, "kit/third")
@@ -271,7 +272,7 @@ def _whole(host: Host, nest: Nest, offered: Index) -> Lock:
     """Return the lock of a release with submodules, an sdist that proves it, a base, and a FetchContent source."""
     path = offered.release("1", {"a.txt": b"1\n", "third/party/party.txt": b"party\n"})
     base = offered.add(wheels.plain(offered.root, "widget-kit", "1").name)
-    host.lock(msgspec.structs.replace(SDIST, sha256=sha256_file(path)), generated=("PKG-INFO",))
+    host.lock(msgspec.structs.replace(SDIST, sha256=sha256_file(path), size=path.stat().st_size), generated=("PKG-INFO",))
     spec = "    bases:\n      aarch64: {name: widget-kit, version: '1', tag: py3-none-any}\n"
     stack = host.context().project.stack_file
     stack.write_text(stack.read_text().replace("    bases: {}\n", spec))
