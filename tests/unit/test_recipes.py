@@ -342,6 +342,12 @@ def test_a_copy_of_the_head_for_drafts_is_counted(changes: dict[str, Any], copie
         assert ("memory-short" in {finding.reference for finding in found}) == short
 
 
+def test_old_release_that_has_b12x_by_a_variable_is_tuned_too() -> None:
+    nano = recipe.load(ROOT, "nemotron-3-nano-w4a16-b12x")
+    alone = replace(nano, versions=nano.versions[:1])
+    assert alone.memory(SPARK, version="0.20.1+spark.2026.05.p0.cu130").autotune == memory.AUTOTUNE
+
+
 @pytest.mark.parametrize(
     ("name", "changes", "sound"),
     [

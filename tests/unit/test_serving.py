@@ -748,6 +748,22 @@ def pack_of(world: World, plan: ServingPlan, folder: Path, **changes: Any) -> Wa
     return packs.install(world.environment, archive, pack)
 
 
+@pytest.mark.parametrize(
+    ("served", "other", "tuned"),
+    [
+        ({}, {"flags": ["--moe-backend=flashinfer_b12x"]}, 0.0),
+        ({"flags": ["--moe-backend=flashinfer_b12x"]}, {}, AUTOTUNE),
+    ],
+)
+def test_memory_for_tuning_is_that_of_the_release_that_serves(
+    world: World, served: dict[str, Any], other: dict[str, Any], tuned: float
+) -> None:
+    """The flags of any release of the recipe decided."""
+    variants = [{"vllm": "<0.20", **other}, {"vllm": ">=0.20", **served}]
+    world.edit("toy-cpu", versions=variants)
+    assert world.plan("toy-cpu", machine=SPARK, flags=(PINNED,)).memory.autotune == tuned
+
+
 def test_a_server_starts_from_its_pack_and_needs_no_memory_for_tuning(world: World) -> None:
     world.install()
     before = world.plan("toy-cpu", machine=DESKTOP)

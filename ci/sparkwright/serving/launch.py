@@ -219,7 +219,7 @@ def plan(
         words = (*words, f"--revision={revision}")
     parts = _parts(words, machine, machines, nodes, request.recipe or name)
     audit = modules.audit(model.checkpoint) if model.checkpoint else None
-    server = _memory(request, recipe, words, machine, model, audit, parts)
+    server = _memory(request, recipe, words, machine, model, audit, parts, environment.vllm)
     drafts = _drafts(request, words, variables) / GIB / (flags.number(words, TENSOR) or 1)
     server = replace(server, weights=server.weights + drafts)
     start = LaunchPlan(python, model.path, words, variables)
@@ -513,8 +513,12 @@ def _memory(
     model: LocalModel,
     audit: ModuleAudit | None,
     parts: int,
+    vllm: str,
 ) -> ServerMemory:
-    """Return what a server with the arguments *words* takes of each GPU, without a drafter."""
+    """
+    Return what a server of the release *vllm* with the arguments *words* takes of each GPU, without
+    a drafter.
+    """
     speculation = flags.speculation(words)
     weights = (audit.loaded(speculation) if audit else model.weights) / GIB / parts
     config = modules.text_config(model.checkpoint.config) if model.checkpoint else {}
@@ -530,7 +534,7 @@ def _memory(
         pinned=machine.unified,
     )
     if recipe:
-        server = recipe.memory(machine)
+        server = recipe.memory(machine, version=vllm)
         floor = server.floor if request.floor is None else machine.floor(request.floor)
         weights = weights or server.weights * recipe.nodes / parts
         server = replace(server, weights=weights, floor=floor)

@@ -316,24 +316,35 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             settings["draft_vocabulary"] = variant.draft_vocabulary
         return settings
 
-    def memory(self, machine: MachineMemory, checkpoint: ModuleAudit | None = None) -> ServerMemory:
+    def memory(
+        self, machine: MachineMemory, checkpoint: ModuleAudit | None = None, version: str = ""
+    ) -> ServerMemory:
         """
         Return what a server takes of each node.
 
         Args:
             checkpoint: On disk, over all nodes; None for the weights of the plan.
+            version: The release of vLLM that serves; empty for the one that takes the most.
+
+        Raises:
+            recipe-unfit: As `variant`.
         """
-        weights = self.plan.weights
+        plan, weights, settings = self.plan, self.plan.weights, list[str]()
+        variants = (self.variant(version),) if version else self.versions
         if checkpoint:
-            sizes = [checkpoint.loaded(self.drafting(each)) for each in self.versions]
+            sizes = [checkpoint.loaded(self.drafting(each)) for each in variants]
             weights = max(sizes) / GIB / self.nodes
-        plan, words = self.plan, " ".join(" ".join(each.flags) for each in self.versions)
+        for variant in variants:
+            settings += [*variant.flags, *variant.variables.values()]
+        # Of all kernels, only b12x was seen to be tuned once more after the cache was allocated
+        # (eugr#388). Releases before 0.23 have a variable for it, and no flag.
+        tuned = any("b12x" in setting for setting in settings)
         return ServerMemory(
             pinned=plan.pinned,
             weights=weights,
             cache=plan.cache,
             reserve=machine.reserve(plan.reserve),
-            autotune=machine.autotune if "b12x" in words else 0.0,
+            autotune=machine.autotune if tuned else 0.0,
             length=plan.max_model_len,
             shape=CacheShape(plan.token),
             floor=machine.floor(plan.floor),
@@ -471,7 +482,8 @@ def launch(
     plan = LaunchPlan(python, model, tuple(words), {**derived, **variables}, name, user=user)
     if recipe is None or variant is None:
         return plan
-    machines, own = None, (*recipe.flags(version), *recipe.memory(machine).flags(machine))
+    server, machines = recipe.memory(machine, version=version), None
+    own = (*recipe.flags(version), *server.flags(machine))
     if recipe.nodes > 1 and not peers.taken_over(words):
         machines = Machines(recipe.nodes, variables.get("VLLM_HOST_IP", ""))
         own = (*own, *machines.words())

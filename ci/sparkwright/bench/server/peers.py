@@ -305,7 +305,7 @@ def _connect(head: str, port: int, end: float) -> socket.socket:
 
 
 def _receive(peer: socket.socket, end: float) -> list[Statement]:
-    """Return the statements that *peer* sends until *end*; a machine that is lost closes it."""
+    """Return the statements that *peer* sends until *end*; its loss closes the connection."""
     for option, value in (
         (socket.TCP_KEEPIDLE, 2),
         (socket.TCP_KEEPINTVL, 2),
