@@ -79,6 +79,7 @@ def _pinned(locked: tuple[Mini, str], tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 TORCH = ("build/demo/requirements.in", "torch==2.14.0", "torch==2.15.0")
+NEEDLESS = ("build/demo/environment.yaml", "    package: mini_vllm\n", '    package: mini_vllm\n    requires: {mini-flashinfer: "mini-flashinfer==0.7.1"}\n')
 OFFICIAL = f"mini_vllm-0.33.0-{TAG}.whl names"
 
 
@@ -88,11 +89,12 @@ OFFICIAL = f"mini_vllm-0.33.0-{TAG}.whl names"
         ("plan", TORCH, [f"{OFFICIAL} torch==2.14.0, build/demo/requirements.in torch==2.15.0"]),
         ("build", TORCH, [f"{OFFICIAL} torch==2.14.0, build/demo/requirements.in torch==2.15.0"]),
         ("lock", TORCH, [f"{OFFICIAL} torch==2.14.0, build/demo/requirements.in torch==2.15.0"]),
+        ("plan", NEEDLESS, [f"forks/demo/stack.yaml names mini-flashinfer==0.7.2, {OFFICIAL.removesuffix(' names')} mini-flashinfer==0.7.1"]),
         ("patch bump --fork flashinfer --to 0.7.4", None, [
             f"forks/demo/stack.yaml names mini-flashinfer==0.7.4, {OFFICIAL.removesuffix(' names')} mini-flashinfer==0.7.2",
         ]),
     ],
-    ids=["plan", "build", "lock", "bump"],
+    ids=["plan", "build", "lock", "requires", "bump"],
 )  # fmt: skip
 def test_releases_that_exclude_each_other_are_named(
     pinned: Mini, words: str, edit: tuple[str, str, str] | None, lines: list[str]

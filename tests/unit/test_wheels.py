@@ -35,6 +35,7 @@ from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.cli import main, options
 from sparkwright.core import strict_yaml, zips
+from sparkwright.core.errors import WheelError
 from sparkwright.core.git import REGULAR
 from sparkwright.forks.fetch import FetchedSource
 from sparkwright.forks.stack import MACHINES, FileLock, Project, VendoredLock
@@ -103,6 +104,69 @@ def test_a_wheel_is_changed_where_it_is_asked_for_and_nowhere_else(tmp_path: Pat
         f"{NEW}/METADATA": META[f"{INFO}/METADATA"].replace(b"\nVersion: 1.0\nKey", b"\nVersion: 1.0+a\nKey"),
         f"{NEW}/WHEEL": b"Wheel-Version: 1.0\nGenerator: sparkwright\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
+
+
+# Requirements.
+
+#: As build backends write them: markers, extras, parentheses, a name in capitals, a continued line.
+REQUIRING = (
+    b"Metadata-Version: 2.4\nName: mini\nVersion: 1.0\n"
+    b"Requires-Dist: numpy\n"
+    b"Requires-Dist: Flash_Infer[cu13]==0.6.8.post1\n"
+    b"Requires-Dist: flash.infer==0.6.8.post1; extra == 'fast'\n"
+    b'requires-dist: cubin (>=1,<2); python_version > "3.11"\n'
+    b'  and os_name == "posix"\n'
+    b"Provides-Extra: fast\n"
+    b"\nRequires-Dist: cubin\n"
+)
+
+
+def test_requirements_are_replaced_and_removed() -> None:
+    """A line keeps its extras and its marker; the description is no header."""
+    metadata = archive.change_requirements(REQUIRING, {"flash-infer": "flash-infer==0.6.9", "cubin": ""})
+
+    assert metadata.decode().splitlines()[3:] == [
+        "Requires-Dist: numpy",
+        "Requires-Dist: Flash_Infer[cu13]==0.6.9",
+        'Requires-Dist: flash.infer==0.6.9; extra == "fast"',
+        "Provides-Extra: fast",
+        "",
+        "Requires-Dist: cubin",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "requires", "reference"),
+    [
+        (REQUIRING, {"absent": ""}, "requirement-mismatch"),
+        *((b"Requires-Dist: " + text, {"a": ""}, "wheel-invalid") for text in (b"numpy (", b"\xff", b"")),
+    ],
+)
+def test_a_change_of_requirements_without_effect_or_sense_is_refused(
+    metadata: bytes, requires: dict[str, str], reference: str
+) -> None:
+    with refusal(reference), zips.damage_guard("mini", partial(WheelError, "wheel-invalid")):
+        archive.change_requirements(metadata, requires)
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [
+        ("numpy: 'numpy=='", "Expected"),
+        ("numpy: ' '", "Expected"),
+        ("numpy: 'numpi==1'", "is not a version of numpy"),
+        ("numpy: 'numpy==1; os_name == \"nt\"'", "is not a version of numpy"),
+        ("numpy: 'numpy @ https://a.example/numpy.whl'", "is not a version of numpy"),
+        ("a_b: 'a-b==1'", "is not the normalised name"),
+        ("numpy: null", "Expected `str`"),
+    ],
+)
+def test_a_requirement_that_cannot_be_meant_is_found_when_the_file_is_read(entry: str, words: str) -> None:
+    """A slip in environment.yaml costs no compiling."""
+    text = f"forks: {{vllm: {{distribution: mini, requires: {{{entry}}}}}}}\n"
+    with refusal("file-invalid") as caught:
+        strict_yaml.parse(text, EnvironmentSpec, "environment.yaml")
+    assert words in caught.value.details[0]
 
 
 @pytest.mark.parametrize("entry", ["targets: [_C]", "sources: [zeta]", "unlocked: {late: gone}"])

@@ -74,7 +74,14 @@ class BuildError(SparkwrightError):
         ),
         "pins-disagree": Advice(
             "A release of the stack requires another release of a project than the stack names.",
-            "Choose releases that fit. lock, plan and patch bump go on once with --force-pin.",
+            "Choose releases that fit. To accept another release for good, name it under `requires`"
+            " in build/<stack>/environment.yaml. lock, plan and patch bump go on once with "
+            "--force-pin.",
+        ),
+        "requirement-mismatch": Advice(
+            "The official wheel does not require what environment.yaml would change.",
+            "Read the wheel's requirements, then correct or remove the entry under `requires` in "
+            "environment.yaml.",
         ),
         "rule-mismatch": Advice(
             "Upstream moved or reworded the text that the rule was written for.",

@@ -32,11 +32,12 @@ def requirements(
 ) -> Iterator[tuple[str, Requirement]]:
     """
     Yield what the *locked* release of *fork* requires, each with the file that says so: its
-    official wheel for the machine of the run, and CMakeLists.txt, which names the releases of the
-    forks that a graft needs; each if it is in the store.
+    official wheel for the machine of the run, as environment.yaml changes it, and CMakeLists.txt,
+    which names the releases of the forks that a graft needs; each if it is in the store.
 
     Raises:
         wheel-invalid, archive-unsafe: The wheel is damaged.
+        requirement-mismatch: An entry of environment.yaml changes nothing.
     """
     spec, settings = context.project.fork(fork), toolchain.spec(context.project).forks
     environment = {"extra": "", "platform_machine": context.machine}
@@ -49,6 +50,7 @@ def requirements(
             listed = zip_members(wheel, base.filename)
             name = f"{info_folder(listed, base.filename)}/METADATA"
             metadata = archive.member_text(wheel, listed, name, base.filename)
+        metadata = archive.change_requirements(metadata, settings[fork].requires)
         header, required = BytesParser().parsebytes(metadata, headersonly=True), list[Requirement]()
         try:
             for requirement in map(Requirement, map(str, header.get_all("Requires-Dist") or [])):
@@ -103,7 +105,7 @@ def disagreements(
     Raises:
         wheel-invalid, archive-unsafe: An official wheel is damaged.
     """
-    project, claims = context.project, list[tuple[str, Requirement]]()
+    project, lines, claims = context.project, list[str](), list[tuple[str, Requirement]]()
     settings = toolchain.spec(project).forks
     for fork, spec in project.spec.forks.items():
         # A branch or a commit is no release.
@@ -111,13 +113,16 @@ def disagreements(
             own = _exactly(settings[fork].distribution, versions.get(fork) or release(spec))
             claims.append((f"forks/{project.stack}/stack.yaml", own))
         if fork in lock.forks and fork not in versions:
-            claims.extend(requirements(context, fork, lock.forks[fork]))
+            try:
+                claims.extend(requirements(context, fork, lock.forks[fork]))
+            except BuildError as error:
+                lines.append(f"build/{project.stack}/environment.yaml: {error.what}")
     tools = project.build_folder / "requirements.in"
     for line in tools.read_text("utf-8").splitlines() if tools.exists() else ():
         with contextlib.suppress(InvalidRequirement):
             wanted = Requirement(line.partition("#")[0])
             claims.append((f"build/{project.stack}/{tools.name}", wanted))
-    return [
+    return lines + [
         f"{file} names {ours}, {other} {theirs}"
         for (file, ours), (other, theirs) in itertools.combinations(claims, 2)
         if file != other

@@ -465,6 +465,7 @@ def _graft(
             replace=changes,
             remove={*manifest.removed, *omitted.files} - changes.keys(),
             version_files=settings.version_files,
+            requires=manifest.requires,
             dist_info=files,
         )
     console.note(

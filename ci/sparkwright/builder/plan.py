@@ -129,7 +129,9 @@ def obtain(
             "needs": {need: source_tree(context, need).tree for need in fork.needs},
             "tools": tools.key,
             "rules": rules_of(context, source.fork),
-            "settings": toolchain.settings(context, source.fork),
+            "settings": msgspec.structs.replace(
+                toolchain.settings(context, source.fork), requires={}
+            ),
             "vendored": (context.lock.forks[source.fork].vendored, fork.ignored),
             "arch": context.project.spec.arch,
             "target": toolchain.target_key(context, tools),

@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
 from sparkwright.builder import pylock
@@ -118,6 +120,8 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             reason.
         package: For a graft: the folder of the tree whose files are in the wheel at the same path.
         version_files: Python files of the wheel that state its version.
+        requires: For a graft: normalised name of a project that the official wheel requires → its
+            new requirement; empty to remove it (`archive.change_requirements`).
         unused: For a graft: files that it leaves out besides the libraries whose code the GPU does
             not load (`graft.omissions`).
         distribution: Name of the wheel's project.
@@ -133,6 +137,7 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unlocked: dict[str, str] = {}
     package: str = ""
     version_files: tuple[str, ...] = ()
+    requires: dict[str, str] = {}
     unused: tuple[UnusedFiles, ...] = ()
     distribution: str = ""
 
@@ -149,6 +154,17 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         external = (each.targets for each in self.external.values())
         return not {*self.core_targets}.union(*external).issuperset(self.targets)
+
+    def __post_init__(self) -> None:
+        for project, text in self.requires.items():
+            # An invalid requirement is a ValueError, too.
+            requirement = Requirement(text or project)
+            more = requirement.url or requirement.extras or requirement.marker
+            if canonicalize_name(requirement.name) != project or more:
+                raise ValueError(
+                    f"requires: {text!r} is not a version of {project} on the package index, or "
+                    f"{project!r} is not the normalised name"
+                )
 
 
 class EnvironmentSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

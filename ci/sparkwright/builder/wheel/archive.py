@@ -17,10 +17,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
+from packaging.requirements import Requirement
 from packaging.tags import parse_tag
-from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
+from sparkwright.builder import BuildError
 from sparkwright.core.errors import WheelError
 from sparkwright.core.zips import (
     Archive,
@@ -214,6 +216,7 @@ def rewrite(
     replace: Mapping[str, bytes] | None = None,
     remove: Collection[str] = (),
     version_files: Collection[str] = (),
+    requires: Mapping[str, str] | None = None,
     dist_info: DistInfo = lambda _: {},
 ) -> Path:
     """
@@ -223,6 +226,7 @@ def rewrite(
     Args:
         version: The new version; METADATA, the names of its folders and *version_files* follow it.
         platform: The new platform tag, if it changes.
+        requires: Requirements that change; see `change_requirements`.
         dist_info: Returns the files of the ``.dist-info`` of the new wheel by their path in it.
 
     Returns:
@@ -230,6 +234,7 @@ def rewrite(
 
     Raises:
         wheel-invalid: *base* is damaged, or a version file does not state the version.
+        requirement-mismatch: See `change_requirements`.
     """
     old = WheelName.parse(base.name)
     tag = old.tag.rpartition("-")[0] + "-" + platform if platform else old.tag
@@ -248,7 +253,7 @@ def rewrite(
         changed |= {f"{info}/{name}": data for name, data in dist_info(new).items()}
         head, gap, body = source.read(f"{info}/METADATA").partition(b"\n\n")
         head = re.sub(rb"(?mi)^Version:.*$", f"Version: {version}".encode(), head)
-        changed[f"{info}/METADATA"] = head + gap + body
+        changed[f"{info}/METADATA"] = change_requirements(head + gap + body, requires or {})
         pure = b"Root-Is-Purelib: true" in source.read(f"{info}/WHEEL")
         changed[f"{info}/WHEEL"] = _wheel_text(new.tag, pure)
         names = {*listed, *changed} - {*remove, f"{info}/RECORD"}
@@ -279,3 +284,40 @@ def _restate(text: bytes, old: str, new: str, name: str) -> bytes:
     if not count:
         raise WheelError("wheel-invalid", f"{name} does not set __version__ to {old!r}.")
     return text
+
+
+def change_requirements(metadata: bytes, requires: Mapping[str, str]) -> bytes:
+    """
+    Return METADATA that requires other versions of some projects, or these projects no longer.
+
+    Args:
+        requires: Normalised name → a requirement whose versions the lines of that project get, or
+            empty to remove them.
+
+    Raises:
+        requirement-mismatch: A project has no line.
+        ValueError: A requirement of the wheel cannot be read; `zip_file` turns this into
+            `wheel-invalid`.
+    """
+    head, gap, body = metadata.partition(b"\n\n")
+    lines, required = [], set[str]()
+    # A line that begins with a blank continues the one before it.
+    for line in re.split(rb"\n(?![ \t])", head):
+        key, _, text = line.partition(b":")
+        if key.lower() != b"requires-dist" or not requires:
+            lines.append(line)
+            continue
+        requirement = Requirement(" ".join(text.decode().split()))
+        project = canonicalize_name(requirement.name)
+        required.add(project)
+        if project not in requires:
+            lines.append(line)
+        elif requires[project]:
+            requirement.specifier = Requirement(requires[project]).specifier
+            lines.append(b"%s: %s" % (key, str(requirement).encode()))
+    if idle := sorted(requires.keys() - required):
+        raise BuildError(
+            "requirement-mismatch",
+            f"The entry {', '.join(idle)} changes no requirement of the official wheel.",
+        )
+    return b"\n".join(lines) + gap + body

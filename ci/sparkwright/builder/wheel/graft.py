@@ -100,6 +100,7 @@ class GraftManifest(msgspec.Struct, frozen=True):
         libraries: Compiled here: member → sha256.
         replaced, removed: Python and data files.
         base: Libraries that stay: member → sha256 as the base's RECORD states it.
+        requires: Requirements that were changed: project → the new requirement, or empty.
         trimmed: Libraries without the code for other GPUs: member → sha256.
         left_out: A library, or a glob → why the GPU has no use of it (`omissions`).
     """
@@ -108,6 +109,7 @@ class GraftManifest(msgspec.Struct, frozen=True):
     replaced: tuple[str, ...]
     removed: tuple[str, ...]
     base: dict[str, str]
+    requires: dict[str, str] = {}
     trimmed: dict[str, str] = {}
     left_out: dict[str, str] = {}
 
@@ -190,6 +192,7 @@ def changes(
             for name, row in sorted(rows.items())
             if name.endswith(".so") and name not in elsewhere
         },
+        requires=settings.requires,
         trimmed={member: sha256_bytes(data) for member, data in omitted.trimmed.items()},
         left_out=omitted.reasons,
     )
