@@ -93,20 +93,20 @@ def bench(arguments: argparse.Namespace) -> None:
         ),
     )
     context = options.checkout(arguments)
-    asked = msgspec.convert(vars(arguments), GateOptions)
-    root, python = context.project.root, asked.python
-    if asked.texts:
-        vllm_bench.check_prompts(asked.texts)
+    chosen = msgspec.convert(vars(arguments), GateOptions)
+    root, python = context.project.root, chosen.python
+    if chosen.texts:
+        vllm_bench.check_prompts(chosen.texts)
     gates = root / "ci" / "gates"
-    recipe = recipes.load(root, asked.recipe) if asked.recipe else None
-    names = asked.workload or (recipe.workloads if recipe else ("primary",))
+    recipe = recipes.load(root, chosen.recipe) if chosen.recipe else None
+    names = chosen.workload or (recipe.workloads if recipe else ("primary",))
     cells = workloads.load(root).cells(*names)[: 1 if arguments.quick else None]
-    texts = {cell.name: _texts(context, recipe, cell, asked.texts) for cell in cells}
-    if recipe and asked.serve:
-        preflight.check(recipe, cells, asked.serve, now=True)
+    texts = {cell.name: _texts(context, recipe, cell, chosen.texts) for cell in cells}
+    if recipe and chosen.serve:
+        preflight.check(recipe, cells, chosen.serve, now=True)
     # A wrong environment is refused before anything is fetched or measured.
-    subject = subject_of(python, asked.wheel, context.project.stack) if python else None
-    launch = launch_plan(asked, recipe, python, MEASURED_FLAGS, gated=False) if python else None
+    subject = subject_of(python, chosen.wheel, context.project.stack) if python else None
+    launch = launch_plan(chosen, recipe, python, MEASURED_FLAGS, gated=False) if python else None
     policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
     generator = vllm_bench.obtain(root, policy.generator, context.store, offline=context.offline)
     machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
@@ -115,7 +115,7 @@ def bench(arguments: argparse.Namespace) -> None:
     hindrances = machine.settle(0) if launch else ()
     warnings = [f"{reason.reference}: {reason.message}" for reason in hindrances]
     warnings += _slow_clocks(python) if python and host_info.gpus() else []
-    client = None if launch else Client(asked.server, asked.model)
+    client = None if launch else Client(chosen.server, chosen.model)
     with ExitStack() as stack:
         if launch:
             launch = replace(launch, kept_free=max(launch.kept_free, machine.policy.floor))
@@ -132,7 +132,7 @@ def bench(arguments: argparse.Namespace) -> None:
                 load = LoadSpec(
                     client.url, client.model(), cell.prompt, int(min(cell.answer, longest)),
                     cell.concurrency, cell.concurrency, seed=time.time_ns() % 2**31,
-                    tokenizer=asked.serve, prompt_file=texts[cell.name],
+                    tokenizer=chosen.serve, prompt_file=texts[cell.name],
                     request_rate=arguments.rate, natural_length=arguments.natural,
                 )  # fmt: skip
                 looks.append(_look(context, generator, client, cell, load, seconds))

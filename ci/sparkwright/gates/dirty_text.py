@@ -64,7 +64,7 @@ NO_CALL = "no call"
 Cell = tuple[bool, bool]
 BATCHED, CACHED = range(2)
 #: A question, and what is dirty in an answer to it; empty if nothing.
-Found = tuple[int, str]
+JudgedAnswer = tuple[int, str]
 
 #: Rules and blanks, whose runs are no repetition, as tables and code have them.
 _DRAWN = r"\s=_.*#~+|-"
@@ -129,7 +129,7 @@ class DirtyText:
         refused: Why the server takes no chats; empty if it does.
         cells: The combinations of the switches that the server has.
         rounds: The rounds of questions that were asked.
-        found: The cell of each answer, its question, and what is dirty in it.
+        judged: The cell of each answer, its question, and what is dirty in it.
 
     Raises:
         ServerInvalid: The server does not answer as it should.
@@ -142,7 +142,7 @@ class DirtyText:
         self.concurrency = recipe.plan.max_num_seqs if recipe else self.rules.concurrency
         self._items = [(text, False) for text in self.rules.chats]
         self._allowed: list[set[str]] = []
-        self.rounds, self.found = range(1), list[tuple[Cell, Found]]()
+        self.rounds, self.judged = range(1), list[tuple[Cell, JudgedAnswer]]()
         try:
             self.ask(client, "", 0)
         except ServerInvalid as error:
@@ -211,7 +211,7 @@ class DirtyText:
         answers = () if isinstance(stock, Check) else stock.answers
         self._allow(answers)
         theirs = [*map(self._judge_answer, answers)]
-        self.found = self._ask(client, self.rounds)
+        self.judged = self._ask(client, self.rounds)
         if self.any_dirty:
             # A server with drafts is asked for as many rounds again without them.
             rounds = self.rules.rounds * (2 if client.metrics().get(DRAFTS) else 1)
@@ -219,9 +219,9 @@ class DirtyText:
                 yield not_settled("dirty-text")
                 return
             self.rounds = range(self.rules.rounds)
-            self.found += self._ask(client, self.rounds[1:])
-        found = [each for _, each in self.found]
-        faults = [fault for _, fault in found]
+            self.judged += self._ask(client, self.rounds[1:])
+        answered = [answer for _, answer in self.judged]
+        faults = [fault for _, fault in answered]
         bounded, most, besides = faults, self.rules.most * len(faults), ""
         alone = f"{NO_CALL}:"
         if sum(fault.startswith(alone) for _, fault in theirs) > self.rules.most * len(theirs):
@@ -255,12 +255,12 @@ class DirtyText:
                 "dirty-text-stock", "the stock wheel was asked otherwise", "reference-other-policy"
             )
         else:
-            yield compare_shares(self.rules, "dirty-text-stock", found, theirs)
+            yield compare_shares(self.rules, "dirty-text-stock", answered, theirs)
 
     @property
     def any_dirty(self) -> bool:
         """Whether any answer is dirty."""
-        return any(fault for _, (_, fault) in self.found)
+        return any(fault for _, (_, fault) in self.judged)
 
     def drafts_check(self, plain: Client | None = None) -> Check:
         """
@@ -269,10 +269,10 @@ class DirtyText:
         Clean answers need none.
         """
         without = self._ask(plain, self.rounds) if plain else []
-        sides = ([found for _, found in side] for side in (self.found, without))
+        sides = ([answer for _, answer in side] for side in (self.judged, without))
         return compare_shares(self.rules, "dirty-text-drafts", *sides)
 
-    def _ask(self, client: Client, rounds: range) -> list[tuple[Cell, Found]]:
+    def _ask(self, client: Client, rounds: range) -> list[tuple[Cell, JudgedAnswer]]:
         """Return the cell of each answer of *client* in *rounds*, and what is dirty in it."""
         return [(cell, self._judge_answer(answer)) for cell, answer in self.answers(client, rounds)]
 
@@ -301,7 +301,7 @@ class DirtyText:
         own = features(self.rules, answer.text, self.rules.words)
         return own | {NO_CALL} if dropped else own
 
-    def _judge_answer(self, answer: SampledAnswer) -> Found:
+    def _judge_answer(self, answer: SampledAnswer) -> JudgedAnswer:
         """Return the question of *answer*, and what is dirty in it."""
         question = answer.number % len(self._items)
         foreign = self._features(answer) - self._allowed[question]
@@ -309,9 +309,9 @@ class DirtyText:
 
     def _compare_switch(self, name: str, switch: int) -> Check:
         """Return the check *name*: the cells with *switch*, of `Cell`, are not the dirtier ones."""
-        sides: dict[bool, list[Found]] = {True: [], False: []}
-        for cell, found in self.found:
-            sides[cell[switch]].append(found)
+        sides: dict[bool, list[JudgedAnswer]] = {True: [], False: []}
+        for cell, answer in self.judged:
+            sides[cell[switch]].append(answer)
         return compare_shares(self.rules, name, sides[True], sides[False])
 
 
@@ -325,7 +325,10 @@ def not_settled(name: str) -> Check:
 
 
 def compare_shares(
-    rules: DirtyTextPolicy, name: str, treated: Sequence[Found], control: Sequence[Found]
+    rules: DirtyTextPolicy,
+    name: str,
+    treated: Sequence[JudgedAnswer],
+    control: Sequence[JudgedAnswer],
 ) -> Check:
     """Return the check *name*: answers of *treated* are not more often dirty than of *control*."""
     reason, *labels = COMPARISONS[name]
@@ -340,7 +343,7 @@ def compare_shares(
     return judged(name, message, reason, p >= bound, figures, samples)
 
 
-def chance(treated: Sequence[Found], control: Sequence[Found]) -> float:
+def chance(treated: Sequence[JudgedAnswer], control: Sequence[JudgedAnswer]) -> float:
     """
     Return the chance of as many dirty answers in *treated*, or more, if there is no difference.
 

@@ -150,8 +150,8 @@ class Experiment:
         self._subjects[side] = replace(subject, flags=plan.flags, variables=plan.variables)
         # The profiler is there on both sides, and idle while anything is measured.
         flags = (*plan.flags, *contract.profiler_flags(self._profiles))
-        kept = max(plan.kept_free, self._policies.machine.floor)
-        self._plans[side] = replace(plan, flags=flags, kept_free=kept)
+        megabytes = max(plan.kept_free, self._policies.machine.floor)
+        self._plans[side] = replace(plan, flags=flags, kept_free=megabytes)
 
     def result(self, seconds: float = math.inf) -> Result:
         """
@@ -362,13 +362,13 @@ def estimate(
         cells: Those that decide.
         resident: Whether both servers stay; else each turn has a start of its own.
     """
-    turn = 0.0
+    turn_s = 0.0
     for cell in cells:
         rounds = policy.requests(cell) / cell.concurrency
         loaded = rounds * pace.round(cell.prompt, cell.answer, cell.concurrency)
-        turn += policy.warmups * pace.round(cell.prompt, cell.answer) + loaded + AROUND_S
+        turn_s += policy.warmups * pace.round(cell.prompt, cell.answer) + loaded + AROUND_S
     blocks, starts = 1 + USUAL_BLOCKS, (1 if resident else 4) * pace.start_s
-    return blocks * (starts + 4 * turn * (1 + policy.lag / 2))
+    return blocks * (starts + 4 * turn_s * (1 + policy.lag / 2))
 
 
 def write_result(store: Store, output: Path, result: Result) -> Path:

@@ -388,7 +388,7 @@ DIFFERENT = 96
 LARGE_VOCABULARY = 16_384
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class PromptLine(msgspec.Struct, frozen=True):
     """A line of a file of prompts."""
 
     prompt: str
@@ -401,7 +401,7 @@ def check_prompts(path: Path) -> Path:
     Raises:
         file-invalid: It is no regular file, or not every line has a prompt.
     """
-    lines = read_lines(path, Prompt, "file of prompts") if path.is_file() else []
+    lines = read_lines(path, PromptLine, "file of prompts") if path.is_file() else []
     if not lines or not all(line.prompt.strip() for line in lines):
         what = f"{path} is no file of prompts."
         todo = 'Name a file of lines with a {"prompt": …} each.'

@@ -488,12 +488,12 @@ def launch(
         machines = Machines(recipe.nodes, variables.get("VLLM_HOST_IP", ""))
         own = (*own, *machines.words())
         derived |= machines.variables()
-    kept = memory.FLOOR * process.memory_limit() if floor is None else floor * GIB
+    free = memory.FLOOR * process.memory_limit() if floor is None else floor * GIB
     return replace(
         plan,
         flags=(*own, *words),
         variables={**derived, **variant.variables, **variables},
         timeout=recipe.patience,
-        kept_free=round(kept / 1e6),
+        kept_free=round(free / 1e6),
         machines=machines,
     )

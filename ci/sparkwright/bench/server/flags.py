@@ -114,11 +114,11 @@ def merge(below: Sequence[str], above: Sequence[str]) -> tuple[str, ...]:
 
 def without_drafts(words: Sequence[str]) -> tuple[str, ...]:
     """Return *words* without those of speculative decoding."""
-    kept: list[str] = []
+    others: list[str] = []
     for argument in parse(words):
         if not argument.name.startswith(("--speculative-", "--spec-")):
-            kept += argument.words
-    return tuple(kept)
+            others += argument.words
+    return tuple(others)
 
 
 def value(words: Sequence[str], name: str) -> str:

@@ -162,7 +162,7 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
             if not symbol.startswith(("Py", "_Py"))
             and not all(map(_SYSTEM_VERSION.match, versions))
         } - system
-        reached, asked = set[str](), {*library.needed}
+        reached, needed_names = set[str](), {*library.needed}
         waiting = [*library.needed, *_LOADED_FOR_ALL]
         while waiting:
             name = waiting.pop()
@@ -170,13 +170,13 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
                 continue
             reached.add(name)
             providers = own.get(name, [])
-            asked.update(*(provider.needed for provider in providers))
+            needed_names.update(*(provider.needed for provider in providers))
             if name in linked and not providers:
                 providers = [linked[name]]
             for provider in providers:
                 lacking -= provider.symbols
                 waiting += provider.needed
-        missing = asked - own.keys() - linked.keys() - outside.keys()
+        missing = needed_names - own.keys() - linked.keys() - outside.keys()
         foreign = not all(map(_SYSTEM.fullmatch, missing))
         patterns = [outside[name] for name in outside.keys() & reached]
         faulty = [
