@@ -111,6 +111,9 @@ def test_pruned_names_stay_taken(owner: IndexOwner, tmp_path: Path) -> None:
     assert done.releases == ("2026.05.1", "2026.11.2")
     assert f"files/{gone.sha256}" in done.removed
     assert not (owner.root / "releases" / "2026.11.2").exists()
+    before = {path.name for path in (owner.root / "metadata").glob("*.targets.json")}
+    assert owner.publisher().prune(1).releases == ()
+    assert {path.name for path in (owner.root / "metadata").glob("*.targets.json")} - before, "targets are renewed, although nothing was to be removed"
     other = wheels.vllm(tmp_path / "other", label="spark.2026.11.2", size=10)
     with refusal("wheel-name-taken"):
         owner.publish([other], "candidate")

@@ -76,6 +76,13 @@ def test_request_ends_at_its_deadline(listen: Callable[[Say], Listener], part: s
     assert time.monotonic() - began < 3
 
 
+def test_request_whose_time_is_over_is_not_sent_again(listen: Callable[[Say], Listener]) -> None:
+    server = listen(lambda *_: time.sleep(2))
+    with pytest.raises(HttpFailure, match="in [0-9]"):
+        http.request("GET", server.url, seconds=0.8)
+    assert len(server.asked) == 1
+
+
 @pytest.mark.parametrize(
     ("method", "fault", "status"),
     [
@@ -245,6 +252,15 @@ def test_a_damaged_part_of_a_download_is_fetched_from_the_beginning(store: Store
     part.write_bytes(CONTENT[1000::-1])
     assert obtain(store).read_bytes() == CONTENT
     assert index.ranges == ["bytes=1001-", ""]
+
+
+def test_a_page_in_the_place_of_a_file_costs_no_part_of_it(listen: Callable[[Say], Listener], tmp_path: Path) -> None:
+    """A proxy that wants a login answers a range with the whole of its page."""
+    (part := tmp_path / "part").write_bytes(CONTENT[:1000])
+    server = listen(lambda connection, _: connection.sendall(whole({"please": "log in"})))
+    with pytest.raises(HttpFailure, match="are expected"):
+        http.download(server.url, part, SHA256, size=len(CONTENT))
+    assert part.read_bytes() == CONTENT[:1000]
 
 
 def test_a_file_of_another_size_than_the_lock_states_is_not_downloaded(store: Store, index: Index) -> None:

@@ -725,6 +725,11 @@ def bare(machine: Machine, unpacked: Path, program: str, *words: str) -> subproc
     )
 
 
+def test_it_has_the_policies_that_a_look_at_the_server_needs(machine: Machine, unpacked: Path) -> None:
+    done = bare(machine, unpacked, "from sparkwright.core import config; from sparkwright.gates.core import policy; policy.load(config.root())")
+    assert done.returncode == 0, done.stderr
+
+
 def test_it_serves_without_a_checkout_and_without_the_rest_of_the_program(machine: Machine, unpacked: Path) -> None:
     """From a recipe of its own data."""
     done = bare(machine, unpacked, BARE, *machine.words("toy-cpu", "--dry-run", "--json")[3:])

@@ -181,7 +181,8 @@ def obtain(cache: Path, wheels: Sequence[LockedWheel]) -> list[Path]:
             if not good
         ]
         size, stopped = sum(wheel.size for wheel, _ in pairs), threading.Event()
-        check_room(cache, size)
+        parts = [part for part in (_partial(path) for _, path in pairs) if part.is_file()]
+        check_room(cache, size - sum(part.stat().st_size for part in parts))
         arrived = {wheel.sha256: 0 for wheel, _ in pairs}
         with console.progress("wheels", size, "bytes") as line:
 
@@ -226,6 +227,10 @@ def _is_valid(wheel: LockedWheel, path: Path) -> bool:
     return False
 
 
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
+
+
 def _download(
     wheel: LockedWheel,
     path: Path,
@@ -233,7 +238,7 @@ def _download(
     stopped: threading.Event,
 ) -> None:
     """Download *wheel* to *path*."""
-    partial = path.with_name(f"{path.name}.part")
+    partial = _partial(path)
     if partial.is_symlink() or (partial.exists() and partial.stat().st_nlink > 1):
         partial.unlink()
     try:

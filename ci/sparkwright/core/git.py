@@ -26,9 +26,14 @@ from sparkwright.core.store import locked, translate_disk_full, write_file
 #: redirect our commands.
 _NETWORK = frozenset(
     {
+        "GIT_PROXY_COMMAND",
         "GIT_SSH",
         "GIT_SSH_COMMAND",
+        "GIT_SSH_VARIANT",
         "GIT_SSL_CAINFO",
+        "GIT_SSL_CAPATH",
+        "GIT_SSL_CERT",
+        "GIT_SSL_KEY",
         "GIT_SSL_NO_VERIFY",
         "GIT_ASKPASS",
         "GIT_HTTP_PROXY_AUTHMETHOD",

@@ -306,15 +306,15 @@ def request(
     until, pause = time.monotonic() + seconds, PAUSE
     # A POST without a whole reply may have taken effect.
     for left in reversed(range(1 if method == "POST" else ATTEMPTS)):
-        last = not left or time.monotonic() + pause > until
         try:
             with exchange(method, url, seconds=until - time.monotonic(), **options) as reply:
                 reply.read(limit, beginning=beginning)
         except HttpFailure as failure:
-            if last or not failure.retryable:
+            if not left or time.monotonic() + pause > until or not failure.retryable:
                 raise
         else:
-            if last or not (reply.status == 429 or reply.status >= 500):
+            passing = reply.status == 429 or reply.status >= 500
+            if not left or time.monotonic() + pause > until or not passing:
                 break
         time.sleep(pause)
         pause *= 2
@@ -372,7 +372,7 @@ def _complete(
         try:
             return _resume(url, partial, size, on_progress, stopped)
         except HttpFailure as error:
-            if error.kind == "size":
+            if error.kind == "size" and _size(partial) >= size:
                 partial.unlink(missing_ok=True)
             # A line that breaks often, and brings more than ever each time, gets there. A server
             # without ranges begins again each time.

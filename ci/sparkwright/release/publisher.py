@@ -274,7 +274,7 @@ class Publisher:
                 surplus += [entry] if newer[entry.state.stack] >= keep else []
                 newer[entry.state.stack] += not entry.state.yanked
         with index.changing(self.keys, self.policy.file.roles) as change:
-            change.schedule_signing()
+            change.schedule_signing("targets")
             for entry in surplus:
                 change.remove(entry.release)
         index = self._index()
