@@ -426,9 +426,12 @@ def drop(names: Sequence[str]) -> None:
 
 
 def again(words: Sequence[str]) -> int:
-    """Forget the results of steps, and queue them again."""
-    for word in words:
-        name = re.split("[@!]", word)[0]
+    """Forget the results of steps, and queue them again; nothing of it if one is unknown."""
+    names = [re.split("[@!]", word)[0] for word in words]
+    if unknown := set(names).difference(steps()):
+        print(f"no step {' '.join(sorted(unknown))}; there are {' '.join(steps())}")
+        return 2
+    for name in names:
         drop([name])
         until = time.monotonic() + 10
         while (STATE / f"drop.{name}").exists() and time.monotonic() < until:

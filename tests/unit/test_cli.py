@@ -65,6 +65,8 @@ def test_an_expected_failure_gives_1_and_a_document(cli: Cli, mini: Mini) -> Non
         (["gate", "--hours", "4", "--recipe", "toy-cpu", "--only", "G0"], "--hours belongs to a night"),
         (["release", "yank", "s.1", "--at", "x"], "--keys names no key"),
         (["serve", "--model", "m", "--node-rank=2"], "0 on the first machine"),
+        (["gate", "--only", "G0", "--channel", "verified"], "--gpu and --channel belong to --dry-run"),
+        (["gate", "--only", "G0", "--gpu", "none"], "--gpu and --channel belong to --dry-run"),
         (["serve", "--deep"], "--deep belongs to --health"),
     ],
 )

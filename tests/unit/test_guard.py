@@ -16,7 +16,7 @@ from tests.support import eater
 from tests.support.processes import until
 from tests.support.standin import Machine, _machine, _standin, free_port
 
-from sparkwright.cli import doctor
+from sparkwright.cli import doctor, serve
 from sparkwright.core.memory import guard_limit
 from sparkwright.serving import guard
 
@@ -194,7 +194,7 @@ def test_end_of_a_server_is_shown_for_a_day(tmp_path: Path, monkeypatch: pytest.
     assert {name: text for name, text in ended.items() if name in ("server 11", "server 22", "server 33")} == {"server 11": "it took all"}
 
 
-def test_unit_serves_with_the_guard_and_what_systemd_would_expand_is_escaped(machine: Machine) -> None:
+def test_unit_serves_with_the_guard_and_what_systemd_would_expand_is_escaped(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = machine.run("--unit", "--dry-run", "--floor", "0", "--flag=--seed=5", "--name", "50%_of \"$HOME\"")
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("ExecStart="))
@@ -204,4 +204,7 @@ def test_unit_serves_with_the_guard_and_what_systemd_would_expand_is_escaped(mac
     assert '"--flag=--seed=5"' in line
     assert not [word for word in ("--unit", "--dry-run") if word in line]
     assert "Restart=always" in done.stdout
+    (folder := tmp_path / "a%b").mkdir()
+    monkeypatch.chdir(folder)
+    assert f"WorkingDirectory={tmp_path}/a%%b\n" in serve._unit(["toy-cpu"])
     assert not machine.record.exists()

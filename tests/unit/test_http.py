@@ -78,7 +78,7 @@ def test_request_ends_at_its_deadline(listen: Callable[[Say], Listener], part: s
 
 def test_request_whose_time_is_over_is_not_sent_again(listen: Callable[[Say], Listener]) -> None:
     server = listen(lambda *_: time.sleep(2))
-    with pytest.raises(HttpFailure, match="in [0-9]"):
+    with pytest.raises(HttpFailure, match=r"in [0-9]"):
         http.request("GET", server.url, seconds=0.8)
     assert len(server.asked) == 1
 

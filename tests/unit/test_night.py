@@ -387,6 +387,19 @@ def test_gates_that_ran_one_by_one_count_together(tonight: Tonight, tmp_path: Pa
     assert [step.name for step in made._done] == [*GATES]
 
 
+def test_a_night_of_which_only_a_gate_of_the_wheel_is_left_has_a_plan(tonight: Tonight, tmp_path: Path) -> None:
+    """Nothing stops behind a G2 that could not run, so that all others may have passed."""
+    made, subject = tonight(), read_subject(tmp_path / "tiny-1.0-py3-none-any.whl")
+    file = VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
+    for name in SERVED:
+        verdict = Verdict(name, GATES[name], subject.sha256, "", (passed("check", ""),), RECIPE, model="m")
+        file.store(Ladder("2026.11", subject, (verdict,)))
+        made._finish(NightStep(name, "pass", "", 60.0, 60.0, verdict))
+    plan = {name: source for name, _, _, source in tonight().plan()}
+    assert {plan[name] for name in SERVED} == {"done"}
+    assert plan["G2"] != "done"
+
+
 @pytest.mark.parametrize("change", ["nothing", "ours", "stock", "output", "later", "workload", "texts", "server_user"])
 def test_a_finished_gate_counts_as_long_as_it_is_true(change: str, tonight: Tonight, tmp_path: Path) -> None:
     """Of the same packages on both sides, and with its verdict beside the wheel; a later one of a single gate replaces it."""

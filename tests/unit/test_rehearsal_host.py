@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,8 @@ import yaml
 import zstandard
 from tests.support import processes, wheels
 from tests.support.standin import alive
+
+from sparkwright.bench.server.launch import LaunchPlan
 
 SCRIPT = wheels.ROOT / "ci" / "rehearsal" / "host.py"
 SAY = "from package import WORD; import tiny; print(tiny.__version__, WORD)"
@@ -141,8 +144,17 @@ def test_supervisor_that_was_killed_runs_again_what_has_no_result(host: Host) ->
     processes.until(lambda: "twice" in host.results())
     assert (alive(orphan), host.results()["twice"]["status"]) == (False, 0)
     marker.unlink()
+    assert "no step tiwce" in host.run("again", "twice", "tiwce")
+    assert host.results()["twice"]["status"] == 0, "nothing is forgotten"
     host.run("again", "twice@0")
     processes.until(lambda: marker.exists() and marker.read_text().strip())
     assert "twice" not in host.results()
     host.run("drop", "twice")
     processes.until(lambda: not alive(int(marker.read_text())))
+
+
+def test_a_server_carries_the_mark_by_which_its_step_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It keeps no other variable of its caller."""
+    [name] = re.findall(r'^MARK = "(\w+)"$', SCRIPT.read_text(), re.MULTILINE)
+    monkeypatch.setenv(name, "a step")
+    assert LaunchPlan(Path(sys.executable), tmp_path).environment()[name] == "a step"

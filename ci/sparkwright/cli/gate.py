@@ -143,7 +143,9 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     """
     options.refuse(
         (
-            arguments.server_user == pwd.getpwuid(os.geteuid()).pw_name,
+            # A container's user may have no name.
+            arguments.server_user
+            and arguments.server_user == pwd.getpwuid(os.geteuid()).pw_name,
             "--server-user is the gate's own user.",
         ),
         (
@@ -153,6 +155,10 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         (
             arguments.serve and not (arguments.python and arguments.recipe),
             "--serve DIR needs --python FILE and --recipe NAME.",
+        ),
+        (
+            (arguments.gpu or arguments.channel == "verified") and not arguments.dry_run,
+            "--gpu and --channel belong to --dry-run.",
         ),
         (
             bool(arguments.baseline) != bool(arguments.baseline_python),

@@ -223,6 +223,8 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
         words = flags.merge(recipe.flags(environment.vllm), words)
         variables = {**recipe.variant(environment.vllm).variables, **variables}
         arguments.model = recipe.model.repository
+        if recipe.model.revision != recipes.UNRESOLVED:
+            arguments.revision = arguments.revision or recipe.model.revision
     arguments.save = None
     stored = _checkpoint(arguments, context)
     audit = modules.audit(stored)

@@ -281,7 +281,8 @@ def _unit(words: Sequence[str]) -> str:
     command = [sys.executable, "-m", "sparkwright", "serve", *serve_words]
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("%", "%%"), ("$", "$$")):
         command = [word.replace(plain, escaped) for word in command]
-    return UNIT.format(folder=Path.cwd(), command=" ".join(f'"{word}"' for word in command))
+    folder = str(Path.cwd()).replace("%", "%%")
+    return UNIT.format(folder=folder, command=" ".join(f'"{word}"' for word in command))
 
 
 def _check_health(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -32,7 +32,7 @@ PASSED = (
     "HF_HOME", "HF_HUB_CACHE", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES",
     "NVIDIA_DRIVER_CAPABILITIES",
     # A rehearsal finds a server that outlived its gate by these variables.
-    "SPARKWRIGHT_COMMAND", "SPT_NOENV",
+    "SPARKWRIGHT_REHEARSAL_STEP", "SPT_NOENV",
 )  # fmt: skip
 
 #: Variables of every server: nothing is fetched or reported, and the log comes line by line.

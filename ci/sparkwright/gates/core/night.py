@@ -363,7 +363,7 @@ class Night:
         seconds = self._gate_seconds(name)
         unfinished = (gate for gate in self._names if gate in SERVED and gate not in self._steps)
         # G8 counts its own starts.
-        if not self._own_pace and name != "G8" and name == next(unfinished):
+        if not self._own_pace and name != "G8" and name == next(unfinished, None):
             seconds += self._pace.start_s
         if name == "G7":
             load = self._recipe.soak_seconds or self._policies.soak.seconds
