@@ -79,7 +79,7 @@ def test_a_wheel_is_changed_where_it_is_asked_for_and_nowhere_else(tmp_path: Pat
     Ours in .dist-info replace those of an earlier build; a bill of upstream's stays (PEP 770). Names and metadata follow the version; RECORD
     has every member.
     """
-    before = {f"{INFO}/sparkwright.json": b"old", f"{INFO}/sboms/upstream.cdx.json": b"{}"}
+    before = {f"{INFO}/sparkwright.json": b"old", f"{INFO}/sboms/upstream.cdx.json": b"{}", f"{INFO}/RECORD.jws": b"of the old RECORD"}
     base = packed(tmp_path / NAME, {**FILES, **META, **before})
     replace = {"mini/core.so": b"\x7fELF new", "mini/new.py": b"new = 1\n", "mini/__init__.py": b"__version__ = '1.0'\nPATCHED = True\n"}
     changes: dict[str, Any] = {"remove": ["mini/empty.py"], "version_files": ["mini/__init__.py"], "dist_info": lambda _: {"sparkwright.json": b"{}"}}
@@ -104,6 +104,14 @@ def test_a_wheel_is_changed_where_it_is_asked_for_and_nowhere_else(tmp_path: Pat
         f"{NEW}/METADATA": META[f"{INFO}/METADATA"].replace(b"\nVersion: 1.0\nKey", b"\nVersion: 1.0+a\nKey"),
         f"{NEW}/WHEEL": b"Wheel-Version: 1.0\nGenerator: sparkwright\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_line_of_the_description_is_no_field_of_the_metadata(end: str, tmp_path: Path) -> None:
+    metadata = end.join(["Metadata-Version: 2.1", "Name: mini", "Version: 1.0", "", "Version: 9", ""])
+    base = packed(tmp_path / NAME, {**FILES, **META, f"{INFO}/METADATA": metadata.encode()})
+    with zipfile.ZipFile(archive.rewrite(base, tmp_path, version="1.0+a")) as opened:
+        assert opened.read(f"{NEW}/METADATA").decode() == metadata.replace("1.0", "1.0+a")
 
 
 # Requirements.

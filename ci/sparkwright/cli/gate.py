@@ -144,8 +144,7 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
     options.refuse(
         (
             # A container's user may have no name.
-            arguments.server_user
-            and arguments.server_user == pwd.getpwuid(os.geteuid()).pw_name,
+            arguments.server_user and arguments.server_user == pwd.getpwuid(os.geteuid()).pw_name,
             "--server-user is the gate's own user.",
         ),
         (
@@ -319,10 +318,8 @@ def _prepare(
     if "G6" in names and gate_options.task in recipe.floors:
         task = policies.load(root).accuracy.tasks[gate_options.task]
         harness_python = obtain("accuracy harness", lambda: accuracy.obtain_harness(context))
-        if harness_python and task.dataset and not accuracy.has_data(context, task):
-            lacking.append(
-                f"data set: {task.dataset} ({task.subset}) is not in this machine's hub cache."
-            )
+        if harness_python and (cause := accuracy.missing_data(context, task)):
+            lacking.append(f"data set: {cause}")
     if "G8" in names:
         rules = strict_yaml.load(root / "ci/gates/throughput.yaml", ThroughputPolicy)
         store, offline = context.store, context.offline

@@ -25,7 +25,7 @@ from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.builder import pylock, toolchain
 from sparkwright.builder.pylock import LockedWheel
 from sparkwright.core import process
-from sparkwright.core.console import console
+from sparkwright.core.console import console, one_line
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.core.process import Limits
 from sparkwright.core.states import State
@@ -199,16 +199,24 @@ def obtain_harness(context: RunContext) -> Path:
     return root / "bin" / "python"
 
 
-def has_data(context: RunContext, task: TaskPolicy) -> bool:
-    """Return whether the data set of *task* is in this machine's hub cache; nothing is fetched."""
+def missing_data(context: RunContext, task: TaskPolicy) -> str:
+    """
+    Return why the data set of *task* cannot be loaded from this machine's hub cache; empty if it
+    can, or if the task has none. Nothing is fetched.
+    """
+    if not task.dataset:
+        return ""
     code = f"import datasets; datasets.load_dataset({task.dataset!r}, {task.subset!r})"
     with tempfile.TemporaryDirectory(dir=context.store.folder("work")) as folder:
-        ended = process.run_limited(
-            _command(obtain_harness(context), "-c", code),
-            Limits(600, MEMORY, WRITTEN),
-            Path(folder, "log"),
-        )
-    return ended.status == 0
+        log = Path(folder, "log")
+        command = _command(obtain_harness(context), "-c", code)
+        ended = process.run_limited(command, Limits(600, MEMORY, WRITTEN), log)
+        said = log.read_text("utf-8", "replace").split("\n") if log.exists() else []
+    if ended.status == 0:
+        return ""
+    cause = next((line for line in reversed(said) if line.strip()), f"status {ended.status}")
+    cause = one_line(cause, 200)
+    return f"{task.dataset} ({task.subset}) cannot be loaded from this machine: {cause}"
 
 
 def read_answers(task: TaskPolicy, path: Path) -> list[Answer]:
@@ -408,10 +416,8 @@ def _judged(
 ) -> Iterator[Check]:
     """Yield the checks; raise `ServerInvalid` for the first that cannot be judged."""
     task = policy.task(name)
-    if task.dataset and not has_data(context, task):
-        raise ServerInvalid(
-            "task-data-missing", f"the data set {task.dataset} is not on this machine"
-        )
+    if lacking := missing_data(context, task):
+        raise ServerInvalid("task-data-missing", f"the data set {lacking}")
     before = read_recorded(baseline, TaskResult, "baseline-damaged", limit=LARGEST)
     count = len(before.correct)
     message = f"The baseline answers {before.share:.1%} of {count} questions correctly"

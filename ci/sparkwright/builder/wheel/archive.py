@@ -251,12 +251,17 @@ def rewrite(
             text = changed.get(name) or source.read(name)
             changed[name] = _restate(text, old.version, version, name)
         changed |= {f"{info}/{name}": data for name, data in dist_info(new).items()}
-        head, gap, body = source.read(f"{info}/METADATA").partition(b"\n\n")
-        head = re.sub(rb"(?mi)^Version:.*$", f"Version: {version}".encode(), head)
-        changed[f"{info}/METADATA"] = change_requirements(head + gap + body, requires or {})
+        metadata = source.read(f"{info}/METADATA")
+        # The description behind the first empty line may have such a line, too.
+        head = re.split(rb"(?m)^\r?$", metadata, maxsplit=1)[0]
+        stated = re.sub(rb"(?mi)^Version:.*?(?=\r?$)", f"Version: {version}".encode(), head)
+        metadata = stated + metadata[len(head) :]
+        changed[f"{info}/METADATA"] = change_requirements(metadata, requires or {})
         pure = b"Root-Is-Purelib: true" in source.read(f"{info}/WHEEL")
         changed[f"{info}/WHEEL"] = _wheel_text(new.tag, pure)
-        names = {*listed, *changed} - {*remove, f"{info}/RECORD"}
+        # A signature of the old RECORD says nothing of the new one.
+        records = {f"{info}/RECORD{suffix}" for suffix in ("", ".jws", ".p7s")}
+        names = {*listed, *changed} - {*remove, *records}
 
         def members() -> Iterator[tuple[str, bytes, bool]]:
             for name in sorted(names, key=lambda name: (name.startswith(info), name)):
