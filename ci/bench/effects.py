@@ -51,7 +51,7 @@ ANSWER, EQUAL, EQUAL_TOKENS = 256, 24, 96
 CALM_S, WATCHED_S = 3.0, 8.0
 #: Requests of a load for each of those at a time: loads of three seconds spread by a fifth on a host that lends its cores.
 REQUESTS = {1: 24, 4: 12, 5: 10, 10: 6}
-#: Flags of all servers: small, and with a KV cache for which none watches the memory while another starts.
+#: Flags of all servers. A KV cache of stated size lets several start at once: no server measures the memory that another one takes meanwhile.
 FLAGS = (
     "--max-model-len=2048", "--max-num-seqs=16", "--gpu-memory-utilization=0.2", "--kv-cache-memory-bytes=2147483648", "--no-enable-prefix-caching",
 )  # fmt: skip

@@ -74,9 +74,11 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         folder: Where it is; its ``caches.env`` names it.
-        index: The address that it came from. *key*: of the lock and the edits that it was made of.
-        channel: That it was installed from.
-        packages: Project → version. *wheels*: project → sha256 of its wheel.
+        index: The address of the index that it came from.
+        key: Of the lock and the edits that it was made of.
+        channel: From which it was installed.
+        packages: Project → version.
+        wheels: Project → sha256 of its wheel.
         listing: The sha256 of the list of files.
         packs: Recipe → bytes of the warm pack that the release offered for it.
     """
@@ -252,8 +254,8 @@ def make(
     replaced: Mapping[str, bytes],
 ) -> dict[str, FileState]:
     """
-    Make the environment in *folder*, which does not exist, and return its files. Others that begin
-    with a dot are left beside it.
+    Make the environment in *folder*, which does not exist, and return its files. The files with
+    which it was made, whose names begin with a dot, stay beside *folder*.
 
     It may be moved: its programs find their Python beside them.
 

@@ -10,8 +10,9 @@ from sparkwright.core.console import pieces
 from sparkwright.core.http import redact_credentials
 
 _NUMBER = re.compile(r"-[0-9.]+(e-?[0-9]+)?")
-#: Names of flags, variables and settings that hold a secret. Tokens of a text are none, nor are
-#: their ids; heads of keys are none, nor are the headers that a browser may send.
+#: Names of flags, variables and settings that hold a secret. Not meant: tokens of a text and their
+#: ids (max_tokens, token_ids), heads of keys (num_key_value_heads), and the list of headers that a
+#: browser may send (allowed_headers).
 SECRET = re.compile(
     r"token(?!s|iz|[-_]i[dn])|keys?(?![\w-])|secret|passw|passphrase|credential|authorization"
     r"|(?<![a-z])auth(?![a-z])|(?<!allowed[-_])headers",

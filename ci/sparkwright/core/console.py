@@ -111,8 +111,8 @@ class Progress:
 
     def update(self, done: float, note: str = "", total: float | None = None) -> None:
         """
-        Show the amount *done*; another *total* begins a part with a pace of its own, of which
-        *done* was there before.
+        Show the amount *done*. Another *total* than before begins a new part: its time is estimated
+        from what is added to *done* from now on.
         """
         self.done, now = done, time.monotonic()
         if total not in (None, self.total):

@@ -87,7 +87,8 @@ _OUT_OF_TIME = 124
 #: Phase, how many are done, and of how many.
 OnProgress = Callable[[str, int, int], None]
 
-#: Other lines end in ", done." or come from the other side; nobody waits for them.
+#: What git prints while it works here. Lines of finished work end in ", done."; those that begin
+#: with "remote:" tell of the server's work, which takes seconds.
 _PROGRESS = re.compile(
     r"(Receiving objects|Resolving deltas|Updating files):\s+\d+% \((\d+)/(\d+)\)"
 )

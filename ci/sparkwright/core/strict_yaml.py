@@ -97,7 +97,7 @@ def span(text: str, *keys: str) -> tuple[int, int]:
     where its value ends, so that the rest of a file stays as a person wrote it.
 
     Args:
-        keys: Without any, it is the whole, after comments at its beginning.
+        keys: None for the whole document, without the comments before it.
     """
     node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
     start = node.start_mark.index

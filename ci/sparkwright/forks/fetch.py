@@ -47,8 +47,8 @@ class FetchedSource(msgspec.Struct, frozen=True):
         resolved: Whether the lock names both beyond doubt; only then may it reach the channel
             ``verified``.
         submodules: Of a git source, and theirs, by path.
-        git_error: The reference of the error for which an archive was taken in place of the git
-            source; empty for the source that was chosen.
+        git_error: The reference of the error of git, if an archive was taken because of one; else
+            empty.
     """
 
     fork: str

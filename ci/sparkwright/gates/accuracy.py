@@ -359,8 +359,8 @@ class AccuracyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def estimate(policy: AccuracyPolicy, pace: Pace, seats: int, task: str = "gsm8k") -> float:
     """
-    Return the seconds of the answers to *task*, half as long as they may be, of a server that
-    gives *seats* of them at a time.
+    Return the seconds in which a server that takes *seats* requests at a time answers *task*; the
+    answers are taken to be half as long as they may be.
     """
     rules = policy.task(task)
     at_once = min(rules.concurrency, seats)

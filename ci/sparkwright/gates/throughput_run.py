@@ -119,8 +119,8 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cooldown_retries: Cool-downs before a discarded measurement is repeated.
         timeout_s: Of one measurement.
         lag: Longest wait before a side's turn, in lengths of the turn before.
-        own_error: Standard error of a measurement by itself, as a share of the margin, at which it
-            is long enough.
+        own_error: A measurement is long enough when its own standard error is at most this share of
+            the margin.
         longest_s: Seconds of a load that has more than the fewest requests.
         fewest_requests, most_requests: Of a load whose cell states none.
         slim_share: Of the gain that the bytes of a slimmer copy predict for one request, the share

@@ -115,8 +115,8 @@ class IndexFolder:
 
     Args:
         pin: The fingerprint of root 1; empty to accept any.
-        resuming: Also accept metadata that the root before the newest one admits: a killed
-            rotation.
+        resuming: Also accept metadata that only the root before the newest one admits, as a
+            rotation of keys that was killed leaves them.
 
     Attributes:
         metadata: What is published, by role; without a root, and of version 0, if there is no index

@@ -27,8 +27,8 @@ from pathlib import Path
 
 #: Bytes a second that a program can take at most, with a margin: 20 GB/s is what was tried.
 FASTEST = 25e9
-#: Bytes that a server may take until a look, and its end, come. A step, such as the allocation of a
-#: cache, ends nothing above the limit.
+#: Bytes by which the limit lies above what has to stay free: a server may take them between two
+#: looks, and until it has ended. An allocation at one go, such as a cache, ends none above the limit.
 SLACK = 2 << 30
 #: Seconds in which processes that are killed stop.
 REACTION = 0.04

@@ -421,8 +421,8 @@ def _flags(
 
 def _tensor(words: tuple[str, ...], config: Mapping[str, Any], nodes: int) -> int:
     """Return over how many of *nodes* the layers of a model with *config* can be divided."""
-    alone = flags.value(words, "--enable-expert-parallel") or "--enable-expert-parallel" in words
-    names = (*DIVIDED, *(EXPERTS if alone else ("moe_intermediate_size",)))
+    whole = flags.value(words, "--enable-expert-parallel") or "--enable-expert-parallel" in words
+    names = (*DIVIDED, *(EXPERTS if whole else ("moe_intermediate_size",)))
     counts = [config[name] for name in names if isinstance(config.get(name), int)]
     keys = modules.number(config, "num_key_value_heads") or 1
     for tensor in range(nodes, 1, -1):

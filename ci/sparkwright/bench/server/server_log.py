@@ -36,7 +36,7 @@ class LogPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     One kind of line.
 
     Attributes:
-        holds: A fixed part by which it is found quickly; of several parts a line has one.
+        holds: A fixed part by which it is found quickly; of several, a line has at least one.
         pattern: A regular expression that is searched in the line; its group *value*, if it has
             one, is the value of the line.
     """

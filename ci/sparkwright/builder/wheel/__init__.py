@@ -1,3 +1,3 @@
 """
-Wheels: reading and writing archives, the graft, the build backends, labels and bills of materials.
+Wheels: reading and writing archives, the graft, labels and bills of materials.
 """

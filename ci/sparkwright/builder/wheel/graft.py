@@ -1,7 +1,8 @@
 """
 A graft: the official wheel with the changed libraries compiled here, and the changed Python files.
 
-Preflight has compared the Python files of both: the base is the same release as the source.
+`pipeline.check_base` has compared the Python files of both: the base is the same release as the
+source.
 """
 
 from __future__ import annotations

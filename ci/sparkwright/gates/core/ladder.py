@@ -100,7 +100,7 @@ STOPPED = declare("ladder", role="reports")
 #: The check that binds what a server answers to the wheel that the verdict is about.
 WHEEL_SERVED = declare("wheel-served")
 
-#: Fields of a document, or of its verdicts, that it may lack; it was written before there were any.
+#: Fields that documents and verdicts of earlier versions lack.
 LATER = ("attempts", "model")
 
 #: Characters of the message of a step that failed.

@@ -96,7 +96,7 @@ def gate_seconds(
     workload: Sequence[str] = (),
 ) -> float:
     """
-    Return the seconds of *gate* with a server of that *pace*; of G7 those behind its load.
+    Return the seconds of *gate* with a server of that *pace*; of G7 those after its load.
 
     Args:
         decides: As of the recipe.

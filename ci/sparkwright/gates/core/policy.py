@@ -54,8 +54,8 @@ class GatePolicies(msgspec.Struct, frozen=True):
         Return the sha256 of what *gate* judges by: its policy, and the recipe if there is one.
 
         Args:
-            profile: Of G4, which G7 runs again. One that asks for less than the default is another
-                policy; the text around prompts is not.
+            profile: Of G4, which G7 runs again. One that asks for something else than the default
+                makes another policy; the text around prompts does not.
             settings: Those of the server beside the recipe's, which make it another policy.
         """
         parts = [getattr(self, PACKAGES[gate])]
