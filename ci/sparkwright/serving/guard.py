@@ -28,7 +28,7 @@ from pathlib import Path
 #: Bytes a second that a program can take at most, with a margin: 20 GB/s is what was tried.
 FASTEST = 25e9
 #: Bytes by which the limit lies above what has to stay free: a server may take them between two
-#: looks, and until it has ended. An allocation at one go, such as a cache, ends none above the limit.
+#: looks, and until it has ended. A large allocation at one go ends none above the limit.
 SLACK = 2 << 30
 #: Seconds in which processes that are killed stop.
 REACTION = 0.04
