@@ -70,8 +70,6 @@ GRACE, PATIENCE = 30, 60
 EARLY = ("learned", "large")
 FOR_EARLY = {"environment.candidate", "unpack.model"}
 FOR_STEPS = {"environment.tool", "environment.harness", "unpack.model", "stock", "candidate"}
-#: Seconds between two steps of one store, as a fault copies the store of its night.
-APART = 12
 
 
 def note(text: str) -> None:
@@ -377,13 +375,6 @@ def kind(step: dict[str, Any]) -> str:
     return str(words[words.index("{root}") + 1])
 
 
-def store(step: dict[str, Any]) -> str:
-    """Return the name of the store in which a step writes, by its recipe or its own name."""
-    words = step["words"]
-    behind = words[words.index("{root}") + 1 :]
-    return str(behind[1]) if behind[0] == "night" else str(step["name"])
-
-
 def read_queue() -> list[dict[str, Any]]:
     """Return what was queued, in order."""
     path = STATE / "queue.jsonl"
@@ -589,8 +580,6 @@ def begin_steps(running: list[Step], gpus: int) -> None:
         before = {other["name"] for other in queue if other["group"] < entry["group"]}
         if entry["barrier"] and not ended.issuperset(before):
             continue
-        if any(store(stated[name]) == store(step) for name in ended | begun if recent(name)):
-            continue
         gpu = (step["gpu"] if entry["gpu"] is None else entry["gpu"]) % gpus
         beside = [other for other in running if other.gpu == gpu]
         alone = step["alone"] and not entry["shared"]
@@ -602,12 +591,6 @@ def begin_steps(running: list[Step], gpus: int) -> None:
         running.append(Step({**step, "alone": alone}, gpu, own))
         note(f"step {entry['name']} begins on GPU {gpu}{' alone' if alone else ''}")
         write(STATE / f"step.{entry['name']}", json.dumps([time.time(), gpu]))
-
-
-def recent(name: str) -> bool:
-    """Return whether a step began within the last seconds."""
-    path = STATE / f"step.{name}"
-    return path.exists() and time.time() - json.loads(path.read_text())[0] < APART
 
 
 # What a person sees
