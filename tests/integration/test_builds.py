@@ -36,8 +36,11 @@ from mini_vllm import _custom_ops
 for library in sorted(pathlib.Path(mini_vllm.__file__).parent.glob("*.so")):
     ctypes.CDLL(str(library))
     print("loaded", library.name)
+print(len(importlib.metadata.distribution("mini-cutlass").read_text("licenses/LICENSE.txt").split()) > 0, importlib.metadata.metadata("mini-cutlass")["License-File"])
 print(importlib.metadata.version("mini-vllm"), mini_vllm.__version__)
-print(_custom_ops.quantize_fp4_reference([0.5, 6.0]).hex())
+packed = (ctypes.c_uint8 * 1)()
+_custom_ops.library("_C_stable_libtorch").mini_vllm_quantize_fp4_reference((ctypes.c_float * 2)(0.5, 6.0), packed, 2)
+print(bytes(packed).hex())
 """
 
 
@@ -49,9 +52,10 @@ def test_the_wheels_install_into_an_empty_environment_and_load(undisturbed: Demo
     wheels = sorted((undisturbed.folder / "dist").glob("*.whl"))
     process.output([find_uv_bin(), "pip", "install", "--no-index", "--no-deps", "--python", python, *wheels], env=env)
 
-    *loaded, version, packed = process.output([python, "-c", LOAD], env=env).splitlines()
+    *loaded, licence, version, packed = process.output([python, "-c", LOAD], env=env).splitlines()
 
     assert loaded == [f"loaded {name}.abi3.so" for name in ("_C_stable_libtorch", "_big_C", "_moe_C_stable_libtorch")]
+    assert licence == "True LICENSE.txt"
     assert version == f"{undisturbed.version} {undisturbed.version}"
     assert packed == "71", "0.5 is E2M1 code 1, 6.0 is code 7, the first in the low half"
 

@@ -49,7 +49,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import FileLock, SourceError
 
 #: Part of a wheel's key: raise it when equal inputs give another wheel.
-LAYOUT = 9
+LAYOUT = 10
 
 #: The hook is called as PEP 517 says; its working directory is the source tree, which is first on
 #: its path where it asks for that.
@@ -68,7 +68,7 @@ for part in filter(None, attribute.split(".")):
 print("wheel:", backend.build_wheel(sys.argv[1]))
 """
 
-_VERSION_HEADER = "include/cutlass/version.h"
+_VERSION_HEADER, _LICENCE = "include/cutlass/version.h", "LICENSE.txt"
 #: Folder of the tree → its folder in the wheel.
 _FOLDERS = {
     "include": "{package}/include",
@@ -578,14 +578,12 @@ def build_headers(context: RunContext, source: SourceTree, label: str, output: P
     for folder, root in _FOLDERS.items():
         for path, data in context.objects.files(source.tree, folder):
             files[root.format(package=package) + path.removeprefix(folder)] = data
-    return archive.write(
-        output,
-        name,
-        files,
-        _METADATA.format(name=distribution, version=name.version),
-        pure=True,
-        dist_info=dist_info(context, source)(name),
-    )
+    metadata = _METADATA.format(name=distribution, version=name.version)
+    information = dict(dist_info(context, source)(name))
+    if licence := context.objects.blob(source.tree, _LICENCE):
+        metadata += f"License-File: {_LICENCE}\n"
+        information[f"licenses/{_LICENCE}"] = licence
+    return archive.write(output, name, files, metadata, pure=True, dist_info=information)
 
 
 # Checks that need no compiler: each of these failures would end a build late.
