@@ -20,7 +20,7 @@ def main() -> None:
     project = Project(root / "program", os.environ["STACK"])
     context = RunContext(project, Store(root / "store"), (), root)
     wheels = pylock.select(project.root / accuracy.LOCK)
-    target = toolchain.locked_folder(context, accuracy.TITLE, wheels)
+    target = toolchain.environment_folder(context, accuracy.TITLE, wheels)
     shutil.copytree(root / "environments" / "harness", target, symlinks=True)
     (target / "complete").write_text("made of a rehearsal\n", "utf-8")
 

@@ -414,14 +414,7 @@ def _graft(
             "not-provided",
             f"Stack {context.project.stack} locks no base wheel of {fork} for {context.machine}.",
         )
-    base = package_index.obtain(
-        context.store,
-        locked.name,
-        locked.filename,
-        locked.sha256,
-        size=locked.size,
-        offline=context.offline,
-    )
+    base = package_index.obtain_locked(context, locked)
     check_source(context, source, base)
     tools = toolchain.obtain(context)
     with console.step(f"graft {fork} onto {locked.filename}"):

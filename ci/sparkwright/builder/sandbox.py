@@ -103,7 +103,7 @@ class Sandbox(msgspec.Struct, frozen=True):
             for folder, name in mounts.items()
             for path in (folder.absolute(), folder.resolve())
         }
-        # What lies below INSIDE would be covered by what is mounted there.
+        # The mounts below INSIDE would hide a folder of the machine that lies there.
         hidden = any(path.is_relative_to(INSIDE) for path in paths)
         return cls("namespace", {} if hidden else paths)
 

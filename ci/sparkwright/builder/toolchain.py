@@ -418,7 +418,7 @@ def disassembler(context: RunContext) -> Path:
     return root / "nvidia" / "cu13" / "bin"
 
 
-def locked_folder(context: RunContext, title: str, wheels: Sequence[LockedWheel]) -> Path:
+def environment_folder(context: RunContext, title: str, wheels: Sequence[LockedWheel]) -> Path:
     """Return the folder of the environment of exactly the *wheels*, which may not exist yet."""
     key = content_key(title, {"wheels": wheels, "python": platform.python_version()})
     return context.store.root / "environments" / f"{title}-{key[:16]}"
@@ -432,7 +432,7 @@ def locked_environment(
 
     Takes and raises as `install`.
     """
-    root = locked_folder(context, title, wheels)
+    root = environment_folder(context, title, wheels)
     with fill_once(context.store, root) as lacking:
         if lacking:
             install(context, root, wheels, title, machine)

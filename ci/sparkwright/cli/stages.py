@@ -255,14 +255,7 @@ def fetch(arguments: argparse.Namespace) -> dict[str, Any]:
         rows.append([fork, source.kind, source.origin, source.tree[:12], state])
         series.load_series(context, fork)
         if base := context.lock.forks[fork].bases.get(context.machine):
-            package_index.obtain(
-                context.store,
-                base.name,
-                base.filename,
-                base.sha256,
-                size=base.size,
-                offline=context.offline,
-            )
+            package_index.obtain_locked(context, base)
             bases.append(base)
             rows.append([fork, "base", base.filename, base.sha256[:12], ""])
         pipeline.check_vendored(context, fork)

@@ -62,10 +62,6 @@ if TYPE_CHECKING:
     from sparkwright.client.locked_wheels import LockedWheel
     from sparkwright.client.wheel_check import CheckedWheel
 
-#: The folder of the cache with the results of checks of wheels: a file for each sha256 and
-#: site-packages.
-CACHED_CHECKS = "checked"
-
 
 def select_release(
     index: Index, python: str, machine: str, *, channel: Channel, stack: str, version: str

@@ -194,6 +194,18 @@ def _intact(path: Path, sha256: str) -> bool:
     return path.exists() and sha256_file(path) == sha256
 
 
+def obtain_locked(context: RunContext, file: FileLock) -> Path:
+    """Return the path of the locked *file*; raises as `obtain`."""
+    return obtain(
+        context.store,
+        file.name,
+        file.filename,
+        file.sha256,
+        size=file.size,
+        offline=context.offline,
+    )
+
+
 def obtain(
     store: Store,
     project: str,
@@ -356,14 +368,7 @@ def import_file(context: RunContext, file: FileLock) -> str:
     folder, key = file.folder, content_key("archive", [file.sha256, file.folder])
     tree = context.store.get("archive", key, str)
     if not tree or not context.objects.is_complete(tree):
-        path = obtain(
-            context.store,
-            file.name,
-            file.filename,
-            file.sha256,
-            size=file.size,
-            offline=context.offline,
-        )
+        path = obtain_locked(context, file)
         members = wheel_members(path, folder) if folder else sdist_members(path)
         tree = context.objects.store_files(members)
         context.store.put("archive", key, tree)

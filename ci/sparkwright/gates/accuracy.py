@@ -211,10 +211,10 @@ def missing_data(context: RunContext, task: TaskPolicy) -> str:
         log = Path(folder, "log")
         command = _command(obtain_harness(context), "-c", code)
         ended = process.run_limited(command, Limits(600, MEMORY, WRITTEN), log)
-        said = log.read_text("utf-8", "replace").split("\n") if log.exists() else []
+        lines = log.read_text("utf-8", "replace").split("\n") if log.exists() else []
     if ended.status == 0:
         return ""
-    cause = next((line for line in reversed(said) if line.strip()), f"status {ended.status}")
+    cause = next((line for line in reversed(lines) if line.strip()), f"status {ended.status}")
     cause = one_line(cause, 200)
     return f"{task.dataset} ({task.subset}) cannot be loaded from this machine: {cause}"
 

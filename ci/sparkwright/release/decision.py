@@ -303,8 +303,8 @@ def _gates(
     Return what the gates that *rule* requires lack, and the recipes of the policy for which no gate
     of a served model lacks anything.
 
-    Of each group of recipes one has to be shown; if none is, what is returned is what the one that
-    lacks least lacks. A pass of G8 with any recipe of the policy suffices.
+    Of each group, one recipe must lack nothing; if each lacks something, that of the nearest one is
+    returned. A pass of G8 with any recipe of the policy suffices.
     """
     verdicts = ladder.verdicts
     by_gate = {(verdict.gate, verdict.recipe): verdict for verdict in verdicts}

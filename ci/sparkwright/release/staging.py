@@ -117,14 +117,7 @@ def _install_stock(context: RunContext, root: Path, path: Path, like: Path) -> N
         like: The site-packages of our environment, whose other packages are taken.
     """
     base, rule = official_wheel(context), _set_rule(context)
-    wheel = package_index.obtain(
-        context.store,
-        base.name,
-        base.filename,
-        base.sha256,
-        size=base.size,
-        offline=context.offline,
-    )
+    wheel = package_index.obtain_locked(context, base)
     path.parent.mkdir(parents=True)
     shutil.copy2(wheel, path)
     installed = metadata.distributions(path=[str(like)])

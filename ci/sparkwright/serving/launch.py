@@ -53,7 +53,7 @@ EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 SHARE = "--gpu-memory-utilization"
 #: Flags with the GiB that vLLM takes of the host's memory beside what is the GPU's.
 OFFLOADED = ("--kv-offloading-size", "--cpu-offload-gb")
-#: Variable by which a server tells what it is, as `RunningServer` in JSON.
+#: Variable of a server that holds its `RunningServer`, as JSON.
 RECORD = "SPARKWRIGHT_SERVER"
 #: Differences that a line names.
 SHOWN = 3

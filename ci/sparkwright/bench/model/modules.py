@@ -404,7 +404,7 @@ class _JoinedLayer(msgspec.Struct):
     Attributes:
         formats: How they are stored, each with the name of the first.
         parts: Their names, without the beginning; none of experts.
-        static: Whether one has a scale for what it is multiplied with.
+        static: Whether any of them has a stored scale for its input.
     """
 
     formats: dict[str, str] = {}
