@@ -159,10 +159,9 @@ LOCKS: dict[str, tuple[str, Callable[[str], str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", LOCKS)
-def test_hostile_lock_is_refused(settled: User, case: str) -> None:
+@pytest.mark.parametrize(("expected", "change"), LOCKS.values(), ids=LOCKS)
+def test_hostile_lock_is_refused(settled: User, expected: str, change: Callable[[str], str]) -> None:
     """A lock names wheels by hash at an address, of exactly the release's versions, for this machine."""
-    expected, change = LOCKS[case]
     world, demo, other = settled.world, wheel("demo", "1.1"), wheel("other", "2.0")
     text = world.lock([demo], [other]).decode()
     assert change(text) != text
@@ -212,13 +211,12 @@ DOWNLOADS: dict[str, tuple[str, Callable[[BaseHTTPRequestHandler], object]]] = {
 }
 
 
-@pytest.mark.parametrize("case", DOWNLOADS)
+@pytest.mark.parametrize(("expected", "fault"), DOWNLOADS.values(), ids=DOWNLOADS)
 def test_bad_download_is_refused(
-    installed: User, case: str, monkeypatch: pytest.MonkeyPatch
+    installed: User, expected: str, fault: Callable[[BaseHTTPRequestHandler], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other bytes are not kept; nothing waits for ever."""
     monkeypatch.setattr(http, "STALL", 0.5)
-    expected, fault = DOWNLOADS[case]
     bad, world = wheel("demo", "1.1"), installed.world
     world.publish(TWO, [wheel("more")], [bad])
     world.faults[f"others/{bad.sha256[:8]}/{bad.name}"] = fault
@@ -620,13 +618,12 @@ def confined(settled: User) -> Iterator[Callable[[int, Sequence[str]], str]]:
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
-@pytest.mark.parametrize("case", CASES)
-def test_hostile_wheel_is_refused_and_nothing_is_created(settled: User, confined: Callable[[int, Sequence[str]], str], case: str) -> None:
+@pytest.mark.parametrize(("expected", "make"), CASES.values(), ids=CASES)
+def test_hostile_wheel_is_refused_and_nothing_is_created(settled: User, confined: Callable[[int, Sequence[str]], str], expected: str, make: Callable[[], Wheel]) -> None:
     """
     Signed by the publisher and known by hash, it is refused all the same, where only the user's own
     folders can be written; the release before stays as it was.
     """
-    expected, make = CASES[case]
     before = settled.listing()
     settled.world.publish(settled.world.next_name(), [TORCH], [make()])
     assert confined(0, ["install", "--json"]) == "ended 1"

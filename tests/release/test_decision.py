@@ -289,10 +289,9 @@ LACKS: dict[str, tuple[Callable[[Case], dict[str, Any]], list[tuple[str, str]]]]
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LACKS)
-def test_what_else_is_missing(case: Case, name: str) -> None:
+@pytest.mark.parametrize(("change", "expected"), LACKS.values(), ids=LACKS)
+def test_what_else_is_missing(case: Case, change: Callable[[Case], dict[str, Any]], expected: list[tuple[str, str]]) -> None:
     """Each further thing that the policy asks for is missing by its own reference where it is not shown."""
-    change, expected = LACKS[name]
     assert lacking(decided(case, **change(case))) == expected
 
 
@@ -383,10 +382,9 @@ BESIDE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", BESIDE)
-def test_files_that_are_no_verdicts(case: Case, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("edit", "kind"), BESIDE.values(), ids=BESIDE)
+def test_files_that_are_no_verdicts(case: Case, tmp_path: Path, edit: Callable[[bytes], bytes], kind: str) -> None:
     """What lies beside a wheel and is not what a gate writes, or does not agree with itself, is refused."""
-    edit, kind = BESIDE[name]
     path = tmp_path / case.served.path.name
     file = made.write(path, case.ladder)
     before = file.read_bytes()

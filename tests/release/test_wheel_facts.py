@@ -81,10 +81,9 @@ EDITS: dict[str, tuple[Callable[[Members], object], str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", EDITS)
-def test_what_disagrees_is_refused(tmp_path: Path, case: str) -> None:
+@pytest.mark.parametrize(("edit", "kind", "says"), EDITS.values(), ids=EDITS)
+def test_what_disagrees_is_refused(tmp_path: Path, edit: Callable[[Members], object], kind: str, says: str) -> None:
     """A wheel whose parts do not say the same is refused, though RECORD is true."""
-    edit, kind, says = EDITS[case]
     error = refused(wheels.changed(wheels.vllm(tmp_path / "good"), tmp_path / "bad", edit))
     assert (error.partition(":")[0], says in error) == (kind, True), error
 

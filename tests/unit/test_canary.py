@@ -136,10 +136,9 @@ def test_a_sound_server_answers_as_recorded(server: ByteModelServer, own: canary
     assert (cost["requests"], cost["completion_tokens"]) == (3 * 8 + 1 + 8, 8 * 64)
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_garbage_behind_a_green_health_is_named(own: canary.Canary, server: ByteModelServer, mutant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("damage", "words"), MUTANTS.values(), ids=MUTANTS)
+def test_garbage_behind_a_green_health_is_named(own: canary.Canary, server: ByteModelServer, damage: Callable[[ByteModelServer], None], words: tuple[str, ...], tmp_path: Path) -> None:
     """By the command itself; a plain ``--health`` is content with each of them."""
-    damage, words = MUTANTS[mutant]
     damage(server)
     with bearer(server.url, own, tmp_path):
         assert main.run(["serve", "--health", server.url]) == 0

@@ -111,9 +111,8 @@ WRONG: dict[str, tuple[bytes | Say, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_wrong_endless_or_slow_reply_is_refused_with_its_reason(name: str, listen: Listen) -> None:
-    reply, reason = WRONG[name]
+@pytest.mark.parametrize(("reply", "reason"), WRONG.values(), ids=WRONG)
+def test_wrong_endless_or_slow_reply_is_refused_with_its_reason(reply: bytes | Say, reason: str, listen: Listen) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with invalid(reason):
         client = Client(listen(completing(reply)).url, deadline=1 if reason in ("server-slow", "server-unreachable") else 120)

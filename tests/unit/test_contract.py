@@ -171,9 +171,8 @@ LOG_FAULTS: dict[str, tuple[str, str, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", LOG_FAULTS)
-def test_fault_of_the_log_has_its_check_and_reason(fault: str, tmp_path: Path) -> None:
-    old, new, name, reason = LOG_FAULTS[fault]
+@pytest.mark.parametrize(("old", "new", "name", "reason"), LOG_FAULTS.values(), ids=LOG_FAULTS)
+def test_fault_of_the_log_has_its_check_and_reason(old: str, new: str, name: str, reason: str, tmp_path: Path) -> None:
     assert old in LOG
     check = judged(tmp_path, LOG.replace(old, new))[name]
     assert (check.state in ("fail", "invalid"), check.reason) == (True, reason)
@@ -207,9 +206,8 @@ TRACE_FAULTS: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool, set[str], 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", TRACE_FAULTS)
-def test_kernels_decide_although_the_log_is_clean(fault: str, tmp_path: Path) -> None:
-    prefill, decode, graphs, failing, reason = TRACE_FAULTS[fault]
+@pytest.mark.parametrize(("prefill", "decode", "graphs", "failing", "reason"), TRACE_FAULTS.values(), ids=TRACE_FAULTS)
+def test_kernels_decide_although_the_log_is_clean(prefill: tuple[str, ...], decode: tuple[str, ...], graphs: bool, failing: set[str], reason: str, tmp_path: Path) -> None:
     checks = judged(tmp_path, profile=trace(tmp_path / "t.gz", prefill, decode, graphs=graphs))
     assert states(checks, "fail") == failing
     assert reason in {checks[name].reason for name in failing}
@@ -225,10 +223,9 @@ BATCH_FAULTS: dict[str, tuple[dict[str, tuple[str, ...]], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("fault", BATCH_FAULTS)
-def test_fallback_in_batches_alone_fails(fault: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kernels", "failing"), BATCH_FAULTS.values(), ids=BATCH_FAULTS)
+def test_fallback_in_batches_alone_fails(kernels: dict[str, tuple[str, ...]], failing: set[str], tmp_path: Path) -> None:
     """Requests that are served one at a time show none of it."""
-    kernels, failing = BATCH_FAULTS[fault]
     checks = judged(tmp_path, baseline=recorded(tmp_path), profile=trace(tmp_path / "t.gz", batch=kernels))
     assert states(checks, "fail") == failing
     assert judged(tmp_path, baseline=recorded(tmp_path), profile=trace(tmp_path / "t.gz"))["backends"].state == "pass"
@@ -283,9 +280,8 @@ DISAGREEING: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", DISAGREEING)
-def test_server_whose_log_and_replies_disagree_is_no_evidence(fault: str, server: ByteModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    change, fact = DISAGREEING[fault]
+@pytest.mark.parametrize(("change", "fact"), DISAGREEING.values(), ids=DISAGREEING)
+def test_server_whose_log_and_replies_disagree_is_no_evidence(change: dict[str, Any], fact: str, server: ByteModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in change.items():
         monkeypatch.setattr(server, name, value)
     check = judged(tmp_path)["observed"]

@@ -191,9 +191,8 @@ def chats(fleet: Fleet, recipe: Recipe | None) -> dict[str, Check]:
     return {check.name: check for check in generation._chats(POLICY, server)}
 
 
-@pytest.mark.parametrize("fault", CHATS)
-def test_a_chat_that_goes_wrong_fails_its_ability_alone(fleet: Fleet, fault: str) -> None:
-    name, message, finish, check = CHATS[fault]
+@pytest.mark.parametrize(("name", "message", "finish", "check"), CHATS.values(), ids=CHATS)
+def test_a_chat_that_goes_wrong_fails_its_ability_alone(fleet: Fleet, name: str, message: Message, finish: str, check: str) -> None:
     chat = POLICY.chats[name]
     fleet.server.chats[chat.image or chat.text] = (message, finish)
     found = chats(fleet, recipe())

@@ -259,12 +259,11 @@ EDITS: dict[str, tuple[tuple[str | int, ...], object]] = {
 }
 
 
-@pytest.mark.parametrize("edit", EDITS)
-def test_verdicts_edited_by_hand_are_refused(opened: Opened, edit: str) -> None:
+@pytest.mark.parametrize(("place", "value"), EDITS.values(), ids=EDITS)
+def test_verdicts_edited_by_hand_are_refused(opened: Opened, place: tuple[str | int, ...], value: object) -> None:
     """The document carries a digest of itself, and its states follow from its checks; the file stays as it is."""
     run(gate("G0"), gate("G1", "fail"), file=(file := opened()))
     edited = inner = json.loads(file.path.read_text())
-    place, value = EDITS[edit]
     for step in place[:-1]:
         inner = inner[step]
     inner[place[-1]] = value

@@ -145,10 +145,9 @@ FAULTS: Mapping[str, tuple[Mapping[str, object] | Callable[[ByteModelServer], ob
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_fails_its_check(server: ByteModelServer, known: Reference, tmp_path: Path, fault: str) -> None:
+@pytest.mark.parametrize(("change", "name", "reason", "sound"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_fails_its_check(server: ByteModelServer, known: Reference, tmp_path: Path, change: Mapping[str, object] | Callable[[ByteModelServer], object], name: str, reason: str, sound: Sequence[str]) -> None:
     """Prefill is compared with the reference's for the same tokens, generated tokens with their recomputation."""
-    change, name, reason, sound = FAULTS[fault]
     if callable(change):
         change(server)
     else:
@@ -243,12 +242,11 @@ REPAIRS: Mapping[str, tuple[float, str, str]] = {
 }
 
 
-@pytest.mark.parametrize("repair", REPAIRS)
+@pytest.mark.parametrize(("factor", "state", "reason"), REPAIRS.values(), ids=REPAIRS)
 def test_repair_is_judged_by_a_precise_reference(
-    server: ByteModelServer, tmp_path: Path, repair: str
+    server: ByteModelServer, tmp_path: Path, factor: float, state: str, reason: str
 ) -> None:
     """Ours may differ from a stock wheel that computes wrongly, and has to be nearer to the truth; undeclared, it fails."""
-    factor, state, reason = REPAIRS[repair]
     server.damage = lambda logits, _: logits * 1.3
     stock = logprobs.record(POLICY, server.client, OFFICIAL)
     server.damage = lambda logits, _: logits

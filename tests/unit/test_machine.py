@@ -55,10 +55,9 @@ def references(reasons: tuple[Reason, ...]) -> list[str]:
     return [reason.reference for reason in reasons]
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_odd_state_is_a_reason_before_after_and_at_the_start(name: str) -> None:
+@pytest.mark.parametrize(("changed", "reference"), ODD.values(), ids=ODD)
+def test_odd_state_is_a_reason_before_after_and_at_the_start(changed: dict[str, Any], reference: str) -> None:
     """What is not known is none."""
-    changed, reference = ODD[name]
     odd = replace(QUIET, **changed)
     for before, after in ((odd, QUIET), (QUIET, odd), (odd, odd)):
         assert references(disturbances(before, after, NORMAL, POLICY)) == [reference] * bool(reference)

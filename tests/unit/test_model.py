@@ -157,10 +157,9 @@ SCHEMES: dict[str, tuple[list[Told], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-def test_the_tensors_of_a_matrix_tell_its_format(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("tensors", "scheme"), SCHEMES.values(), ids=SCHEMES)
+def test_the_tensors_of_a_matrix_tell_its_format(tmp_path: Path, tensors: list[Told], scheme: str) -> None:
     """All bytes belong to one module."""
-    tensors, scheme = SCHEMES[name]
     found = audited(write(tmp_path / "m", small(quant_method="any"), tensors))
     assert [(row.scheme, row.count, row.bytes) for row in found.rows] == [(scheme, 1, found.bytes)]
 
@@ -187,9 +186,8 @@ READS: dict[str, tuple[dict[str, Any], list[Told], dict[str, float]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", READS)
-def test_a_token_reads_what_it_needs(name: str, tmp_path: Path) -> None:
-    changes, tensors, read = READS[name]
+@pytest.mark.parametrize(("changes", "tensors", "read"), READS.values(), ids=READS)
+def test_a_token_reads_what_it_needs(changes: dict[str, Any], tensors: list[Told], read: dict[str, float], tmp_path: Path) -> None:
     stated = {field: value for field, value in {**small(), **changes}.items() if value is not None}
     found = audited(write(tmp_path / "m", stated, tensors))
     assert {group: sum(row.read for row in found.rows if row.group == group) for group in read} == read
@@ -386,9 +384,8 @@ SHARDS: dict[str, tuple[dict[str, dict[str, Any]] | None, dict[str, Any] | None,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", SHARDS)
-def test_a_model_has_the_shards_of_its_index_or_all_and_each_tensor_once(name: str, tmp_path: Path) -> None:
-    shards, index, reference, says = SHARDS[name]
+@pytest.mark.parametrize(("shards", "index", "reference", "says"), SHARDS.values(), ids=SHARDS)
+def test_a_model_has_the_shards_of_its_index_or_all_and_each_tensor_once(shards: dict[str, dict[str, Any]] | None, index: dict[str, Any] | None, reference: str, says: str, tmp_path: Path) -> None:
     folder = tmp_path / "none" if shards is None else sharded(tmp_path / "m", shards, index)
     if reference:
         with refusal(reference, match=says or "."):
@@ -702,9 +699,8 @@ FAILURES: dict[str, tuple[Say, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FAILURES)
-def test_a_hub_that_fails_or_lies_is_refused_in_time(name: str, store: Store, listen: Callable[[Say], Listener]) -> None:
-    say, reference = FAILURES[name]
+@pytest.mark.parametrize(("say", "reference"), FAILURES.values(), ids=FAILURES)
+def test_a_hub_that_fails_or_lies_is_refused_in_time(say: Say, reference: str, store: Store, listen: Callable[[Say], Listener]) -> None:
     with refusal(reference):
         fetched(listen(say), store, seconds=2)
 

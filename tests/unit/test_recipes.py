@@ -261,9 +261,8 @@ WRONG: dict[str, tuple[Recipe, ModuleAudit | None, set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_error_of_a_recipe_has_its_reference(case: str) -> None:
-    wrong, audit, references = WRONG[case]
+@pytest.mark.parametrize(("wrong", "audit", "references"), WRONG.values(), ids=WRONG)
+def test_error_of_a_recipe_has_its_reference(wrong: Recipe, audit: ModuleAudit | None, references: set[str]) -> None:
     # The second recipe needs a file of prompts, and has cells that are longer than it serves.
     cells = () if audit else WORKLOADS.cells(*wrong.workloads)
     assert {finding.reference for finding in preflight.findings(wrong, cells, SPARK, audit)} == references

@@ -73,10 +73,9 @@ FAULTS: dict[str, tuple[Callable[[Soak], object], str, str]] = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_one_fault_in_hours_fails_its_check_alone(fault: str) -> None:
+@pytest.mark.parametrize(("spoil", "name", "reason"), FAULTS.values(), ids=FAULTS)
+def test_one_fault_in_hours_fails_its_check_alone(spoil: Callable[[Soak], object], name: str, reason: str) -> None:
     """A sound soak passes, and a bad event is not averaged away."""
-    spoil, name, reason = FAULTS[fault]
     spoil(soak := sound())
     judged = states(soak)
 
