@@ -1,11 +1,14 @@
-"""Publishing as a whole: what an index admits, promotion, yank, pruning, and what pip, uv and a TUF client then see."""
+"""Publishing as a whole: what an index admits, promotion, yank, pruning, and what pip, uv, a TUF client, a stranger's script and clients of earlier days then see."""
 
 from __future__ import annotations
 
 import dataclasses
 import errno
 import shutil
+import subprocess
+import sys
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -14,6 +17,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from pypi_simple import DistributionPackage, ProjectPage
+from tests.client.world import CLIENT, ONE, TWO, World
 from tests.refusals import refusal
 from tests.support import packs, publisher, tufindex, verdicts, wheels
 from tests.support.foldertree import files, tree
@@ -25,6 +29,7 @@ from sparkwright.core.files import sha256_file
 from sparkwright.forks.stack import FileLock
 from sparkwright.release import keys, locked_set, staging
 from sparkwright.release.policy import ReleasePolicy
+from sparkwright.release.repository import IndexFolder
 
 
 def pinned(owner: IndexOwner) -> ReleasePolicy:
@@ -294,3 +299,111 @@ def test_packs_of_shown_recipes_and_of_the_sets_wheels_are_published_and_go_with
     path = owner.root / records["shown"].path
     assert path.read_bytes() == data
     assert "a start takes 63 s instead of 279" in (owner.root / "releases" / "2026.11.2" / "index.html").read_text()
+
+
+# The script by which a stranger checks a release: python-tuf and the standard library alone.
+
+def fingerprint(owner: IndexOwner) -> str:
+    return sha256_file(owner.root / "metadata" / "1.root.json")
+
+
+def verified(owner: IndexOwner, *words: str) -> tuple[int, str]:
+    """Return the status and the output of the script, which is run without this program."""
+    with tufindex.serve(owner.root) as url:
+        command = [sys.executable, "-I", str(wheels.ROOT / "ci" / "verify_release.py"), url, *(words or (fingerprint(owner),))]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_every_file_of_a_release_is_checked(owner: IndexOwner, new: list[Path]) -> None:
+    """The newest verified one, or a named candidate with what it lacks."""
+    owner.publish(new, "candidate")
+    status, said = verified(owner)
+    assert (status, "every file is the one that was signed" in said) == (0, True), said
+    assert "2026.11.1: signed, verified" in said
+    assert all(file.sha256 in said for file in owner.index.entry("2026.11.1").release.files)
+    status, said = verified(owner, fingerprint(owner), "2026.11.2")
+    assert (status, "not shown: G5" in said) == (0, True), said
+    owner.publisher().yank("2026.11.1", "it is slow")
+    assert "no release in verified" in verified(owner)[1]
+    assert "yanked: it is slow" in verified(owner, fingerprint(owner), "2026.11.1")[1]
+
+
+def _another_wheel(owner: IndexOwner) -> None:
+    [wheel] = owner.root.glob("files/*/vllm-*.whl")
+    wheel.write_bytes(wheel.read_bytes()[:-1] + b"x")
+
+
+def _another_record(owner: IndexOwner) -> None:
+    [record] = owner.root.glob("targets/releases/*.json")
+    record.write_bytes(record.read_bytes().replace(b"verified", b"verifiee", 1) + b" ")
+
+
+def _another_state(owner: IndexOwner) -> None:
+    metadata = owner.root / "metadata" / "1.targets.json"
+    metadata.write_bytes(metadata.read_bytes().replace(b'"verified"', b'"verifiee"'))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_another_wheel, "1 of "), (_another_record, "error: "), (_another_state, "error: "),
+        (lambda owner: next(owner.root.glob("files/*/vllm*.provenance.json")).unlink(), "1 of "),
+    ],
+)  # fmt: skip
+def test_what_was_not_signed_is_refused(owner: IndexOwner, change: Callable[[IndexOwner], None], says: str) -> None:
+    change(owner)
+    status, said = verified(owner)
+    assert (status, says in said, "every file is" in said) == (1, True, False), said
+
+
+def test_another_root_than_the_stated_one_is_refused(owner: IndexOwner) -> None:
+    status, said = verified(owner, "0" * 64)
+    assert (status, "the first root of" in said) == (1, True), said
+
+
+# Clients and indexes of earlier days: each archive in ``older`` is an index as the code of that day published it, with two releases and the client's wheel.
+
+@pytest.fixture(params=sorted(Path(__file__).with_name("older").glob("*.zip")), ids=lambda path: path.stem)
+def older(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """Return the folder of an index of an earlier day."""
+    shutil.unpack_archive(request.param, tmp_path / "older")
+    return tmp_path / "older"
+
+
+def test_client_of_an_earlier_day_uses_an_index_of_today(
+    owner: IndexOwner, new: list[Path], older: Path, tmp_path: Path
+) -> None:
+    """It names a release whose state it cannot read, as a later format would have it, and keeps to the others."""
+    owner.publish(new, "candidate")
+    [client] = older.glob("files/*/sparkwright_install-*.whl")
+    shutil.unpack_archive(client, tmp_path / "client", "zip")
+    user = World(tmp_path / "world").user()
+    user.environment |= {"PYTHONPATH": str(tmp_path / "client"), "SPARKWRIGHT_INDEX": str(owner.root)}
+
+    def run(line: str) -> str:
+        done = subprocess.run([*CLIENT, *line.split()], env=user.environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    run(f"install --channel candidate --version {ONE} --trust {owner.index.fingerprint}")
+    run(f"install --channel candidate --version {TWO}")
+    assert f"* {TWO}" in run("list --channel candidate")
+    assert f"{new[0].name}: {TWO}, candidate" in run(f"verify {new[0]}")
+    assert (f"{ONE} is current" in run("rollback"), user.current) == (True, ONE)
+    assert run("doctor --deep").count("intact") == 2
+    # No publisher of today could read it.
+    with refusal("index-damaged"), owner.index.changing(keys.load([owner.keys]), tufindex.ROLES) as change:
+        change.set_state(TWO, replace(owner.index.entry(TWO).state, channel="candidate.2"))
+    assert f"need a newer client, such as {TWO}" in run("list")
+
+
+def test_index_of_an_earlier_day_is_used_and_continued(older: Path, tmp_path: Path) -> None:
+    assert list(IndexFolder(older).entries) == [ONE, TWO]
+    user = World(tmp_path / "world").user()
+    user.environment["SPARKWRIGHT_INDEX"] = str(older)
+    trusted = ("--trust", IndexFolder(older).fingerprint)
+    for words in (("install", "--version", ONE, *trusted), ("install",), ("list",), ("rollback",), ("doctor", "--deep")):
+        outcome = user.run(*words)
+        assert outcome.code == 0, outcome.said
+    assert user.current == ONE

@@ -1,4 +1,4 @@
-"""`serve` and `health` with the real vLLM, on the CPU: a request answered, an engine that hangs, works and dies, and a clean end."""
+"""`serve` and `health` with the real vLLM, on the CPU: a request answered, an engine that hangs, works and dies, a clean end, and a warm start."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from urllib.request import Request, urlopen
 import psutil
 import pytest
 from tests.refusals import refusal
+from tests.support.packs import KEY
+from tests.support.serving import VARIABLES
 from tests.support.standin import Machine, alive
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.server import flags
-from sparkwright.bench.server.launch import check_variables
+from sparkwright.bench.server import flags, start_parts, warm_pack
+from sparkwright.bench.server.launch import LaunchPlan, check_variables
 from sparkwright.serving.environment import ServingEnvironment, examine
 
 pytestmark = pytest.mark.server
@@ -150,3 +152,27 @@ def test_recipe_says_what_the_vllm_of_the_default_stack_knows(name: str, release
     assert not drafting or drafting["method"] in names_in(package, "config/speculative.py")
     kernels = {flags.value(words, "--moe-backend"), flags.value(words, "--linear-backend"), drafting.get("moe_backend", "")}
     assert kernels - {""} <= names_in(package, "config/kernel.py")
+
+
+# A pack of the real vLLM, whose graphs Inductor compiles to C++.
+
+FLAGS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=2048")
+
+
+@pytest.mark.timeout(1800)
+def test_a_pack_of_the_real_server_spares_its_compiler(vllm_python: Path, toy: Path, tmp_path: Path) -> None:
+    """vLLM 0.32 on a CPU traces its one graph again and writes it anew; every kernel of the pack is found."""
+    variables = {name: value for name, value in VARIABLES.items() if name != "TORCHDYNAMO_DISABLE"}
+    plan = LaunchPlan(vllm_python, toy, FLAGS, variables, "toy", timeout=900, kept_free=1000)
+    archive = tmp_path / "toy.pack.tar.zst"
+    pack = warm_pack.make(plan, KEY, archive, tmp_path / "logs")
+    warm_pack.unpack(archive, pack.unpacked, tmp_path / "out")
+    kernels = [path for path in (tmp_path / "out").rglob("*") if path.suffix in warm_pack.KERNELS]
+    assert len(kernels) > 5
+    assert (pack.compiled, pack.tuned) == (1, 0)
+    cold, warm = (
+        {part.name: part for part in start_parts.read(tmp_path / "logs" / f"{name}.log").parts()} for name in ("cold", "warm")
+    )
+    seconds = [parts["CPU's warm-up"].seconds or 0.0 for parts in (cold, warm)]
+    assert seconds[1] < 0.6 * seconds[0]
+    assert warm["torch.compile"].counts["that could not be loaded"] == 1

@@ -1,4 +1,4 @@
-"""Programs that are run: a whole log, the last lines in the error, and nothing left running."""
+"""Programs that are run: a whole log, the last lines in the error, nothing left running, and the words by which outcomes are decided."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.refusals import refusal
 from tests.support.processes import until
 
 from sparkwright.builder import BuildError
-from sparkwright.core import process
+from sparkwright.core import process, words
 
 
 def python(script: str) -> list[str]:
@@ -109,3 +109,21 @@ def test_words_of_a_full_disk_decide_nothing(tmp_path: Path) -> None:
         process.run(command, log=tmp_path / "x.log", failure=partial(BuildError, "compile-failed"))
     with refusal("command-failed"):
         process.output(command)
+
+
+# The words by which outcomes are decided.
+
+#: Scripts for ``sh``. A line above moves a hunk; no repository has the file of digits.
+SAID = {
+    "HUNK_MOVED": "git init -q; seq 9 >a; git add a; seq 8 >a; git diff >p; (echo new; seq 9) >a; git apply -v p",
+    "NAME_UNKNOWN": "echo 'namespace a {} int b = a::c(d);' >driver.cpp; g++ -c driver.cpp",
+    "JSON_CUT_OFF": "\"$PYTHON\" -c 'import msgspec; msgspec.json.decode(b\"{\\\"a\\\": [1, \")'",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_a_real_program_says_the_words(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("PYTHON", sys.executable)
+    done = subprocess.run(["sh", "-c", SAID[name]], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert getattr(words, name).search(done.stdout + done.stderr), done

@@ -1,5 +1,5 @@
 """
-As much of torch as the operators' script needs, on NumPy, with vLLM's operators in plain loops, and NVFP4 as tests/unit/test_numerics.py defines it; those that were right on an H100 and are judged by the same bounds as others are left out.
+As much of torch as the operators' script needs, on NumPy, with vLLM's operators in plain loops, and NVFP4 as tests/unit/test_kernels.py defines it; those that were right on an H100 and are judged by the same bounds as others are left out.
 
 ``SPARKWRIGHT_FAULT`` names one fault of `FAULTS`; without it every operator is right.
 """
