@@ -276,19 +276,6 @@ def test_planted_links_are_not_written_through(
     assert secret.read_text() == "a secret"
 
 
-def test_damaged_part_of_a_download_is_fetched_from_the_beginning(user: User) -> None:
-    """What an earlier run left is no reason to accuse the index."""
-    demo = wheel("demo", "1.0")
-    part = user.cache / "wheels" / demo.sha256 / f"{demo.name}.part"
-    part.parent.mkdir(parents=True)
-    part.write_bytes(demo.data[::-1])
-    user.world.faults[f"files/{demo.sha256}/{demo.name}"] = lambda handler: (
-        answer(b"", 416) if "Range" in handler.headers else answer(demo.data)
-    )(handler)
-
-    assert user.install().code == 0
-
-
 LINK = "mkdir -p elsewhere {0} && rmdir {0} && ln -s $PWD/elsewhere {0}"
 
 

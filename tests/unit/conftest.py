@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from tests.support import processes
 from tests.support.badserver import Listener, Say
+from tests.support.standin import _machine, _standin
 
 from sparkwright.cherry_picks import ledger, pick
 from sparkwright.cherry_picks.ledger import Ledger, PickRecord
@@ -41,6 +42,8 @@ from sparkwright.forks.stack import (
     WheelSpec,
     render_lock,
 )
+
+__all__ = ["_machine", "_standin"]
 
 # The programs under test compute on no GPU that this machine may have: their verdicts would differ,
 # and tests that run at the same time would disturb each other on it.

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import processes, standin, verdicts, wheels
 from tests.support.byte_model_server import ByteModelServer, Message, called, only, sound_talk
-from tests.support.standin import Machine, _machine, _standin
+from tests.support.standin import Machine
 
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.cli import main
@@ -33,7 +33,6 @@ from sparkwright.gates.logprobs import LogprobsPolicy
 from sparkwright.release import canary, decision
 from sparkwright.serving import launch
 
-__all__ = ["_machine", "_standin"]
 ROOT = Path(__file__).parents[2]
 RECIPE, MODEL = "toy-cpu", "d" * 64
 #: The real limits on fewer and shorter texts.

@@ -14,13 +14,11 @@ import psutil
 import pytest
 from tests.support import eater
 from tests.support.processes import until
-from tests.support.standin import Machine, _machine, _standin, free_port
+from tests.support.standin import Machine, free_port
 
 from sparkwright.cli import doctor, serve
 from sparkwright.core.memory import guard_limit
 from sparkwright.serving import guard
-
-__all__ = ["_machine", "_standin"]
 
 GIB = 2**30
 FLOOR = 6 * GIB

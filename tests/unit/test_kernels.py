@@ -185,10 +185,7 @@ def test_without_a_gpu_every_check_states_so(tmp_path: Path, monkeypatch: pytest
 
 def test_a_failing_driver_is_no_machine_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """nvidia-smi is there and fails: the gate, the facts of the host and a request name the driver."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed'; exit 9\n")
-    program.chmod(0o755)
+    program = processes.script(tmp_path / "bin" / "nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
     monkeypatch.setenv("PATH", f"{program.parent}:/usr/bin:/bin")
     checks = device.run(fake_gpu.POLICY, tmp_path, WHEEL, "sm_121f", Path(sys.executable))
     assert {(check.state, check.reason) for check in checks} == {("not-run", "driver-failing")}

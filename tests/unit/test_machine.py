@@ -290,7 +290,7 @@ def test_facts_of_this_machine_are_those_that_are_judged(tmp_path: Path, monkeyp
 
 
 #: A probe that runs for a second: what its Python is asked, and what it prints.
-PROBE = """#!/bin/sh
+PROBE = """\
 echo "$@" >>"$0.asked"
 sleep 0.4
 echo '{"gpu": true, "name": "GB10", "uuid": "", "bytes": 268000000, "readings": [{"gemv": 0.00116, "copy": 0.0024}]}'
@@ -306,9 +306,8 @@ echo '{"gpu": true, "name": "GB10", "uuid": "", "bytes": 268000000, "readings": 
     ],
 )
 def test_a_gpu_that_stays_slow_under_load_is_named(clocks: str, state: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, script in (("nvidia-smi", f"#!/bin/sh\necho '{clocks}'\n"), ("python", PROBE)):
-        (tmp_path / name).write_text(script)
-        (tmp_path / name).chmod(0o755)
+    processes.script(tmp_path / "nvidia-smi", f"echo '{clocks}'")
+    processes.script(tmp_path / "python", PROBE)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(monitor, "PERIOD", 0.1)
     assert monitor.under_load(tmp_path / "python") == (state, fault)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.support import processes
 
 from sparkwright.bench.server import flags
 from sparkwright.core import memory
@@ -35,13 +36,8 @@ def _driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def smi(folder: Path, script: str) -> None:
-    (folder / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
-    (folder / "nvidia-smi").chmod(0o755)
-
-
 def printing(folder: Path, gpus: str) -> None:
-    smi(folder, f"case $1 in *compute-apps*) printf '{APPS}';; *) printf '{gpus}';; esac")
+    processes.script(folder / "nvidia-smi", f"case $1 in *compute-apps*) printf '{APPS}';; *) printf '{gpus}';; esac")
 
 
 def test_memory_is_the_gpus_own_or_the_hosts(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,10 +60,10 @@ def test_lines_of_nvidia_smi_that_are_no_rows_are_left_out(driver: Path, monkeyp
     """A warning is no second GPU, a comma in the name of a program is no column, and a driver without a device has none."""
     warning = "WARNING: infoROM is corrupted at gpu 000F:01:00.0\nWARNING: see the manual, page 3, and reboot\n"
     monkeypatch.setattr(psutil, "process_iter", lambda _: ())
-    smi(driver, f"case $1 in *compute-apps*) printf '{warning}4242, 59392, /opt/a,b/serve,x\n';; *) printf '{warning}{GB10}';; esac")
+    processes.script(driver / "nvidia-smi", f"case $1 in *compute-apps*) printf '{warning}4242, 59392, /opt/a,b/serve,x\n';; *) printf '{warning}{GB10}';; esac")
     here = MachineMemory.here()
     assert (here.gpus, here.unified, here.tenants) == (1, True, (Tenant(4242, "serve,x", 58.0),))
-    smi(driver, "echo No devices were found")
+    processes.script(driver / "nvidia-smi", "echo No devices were found")
     assert MachineMemory.here().gpus == 0
 
 
@@ -85,7 +81,7 @@ def test_guard_ends_a_server_only_below_the_floor_that_it_was_admitted_with() ->
 )
 def test_unified_memory_stays_unified_when_nvidia_smi_fails(driver: Path, script: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the driver's own folder, or where nothing names the GPU, by the processor."""
-    smi(driver, script)
+    processes.script(driver / "nvidia-smi", script)
     information = driver / "gpus" / "000f:01:00.0" / "information"
     information.parent.mkdir(parents=True)
     for text, machine, unified in (("Model: \t NVIDIA GB10\n", "x86_64", True), ("", "aarch64", True), ("Model: NVIDIA RTX\n", "x86_64", False)):

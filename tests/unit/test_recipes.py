@@ -6,7 +6,6 @@ import contextlib
 import re
 import shutil
 import textwrap
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -301,24 +300,13 @@ def test_a_draft_vocabulary_is_given_to_our_wheels_alone(data: Path) -> None:
 
 @pytest.mark.parametrize("given", [recipe.load(ROOT, "toy-cpu"), None], ids=["recipe", "model"])
 def test_a_gate_starts_a_server_with_the_variables_of_serve(given: Recipe | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that the installed vLLM reads, on unified memory; what the user states stays."""
-    venv.create(tmp_path / "env")
-    python = tmp_path / "env" / "bin" / "python"
-    package = next(tmp_path.glob("env/lib/python3.*/site-packages")) / "vllm"
-    package.mkdir()
+    """Those that the installed vLLM reads, as `test_serving` has them; what the user states stays."""
+    python = standin.environment(tmp_path / "env")
+    next(tmp_path.rglob("vllm/envs.py")).write_text(f'"{RESERVE}": None,\n"{SLEEP}": None,', "utf-8")
+    monkeypatch.setattr(MachineMemory, "here", lambda: SPARK)
+    variables = recipe.launch(given, "0.33.0", python, Path("/model"), variables={SLEEP: "0"}).variables
     own = given.variant("0.33.0").variables if given else {}
-
-    def variables(*read: str, machine: MachineMemory = SPARK, **more: str) -> dict[str, str]:
-        monkeypatch.setattr(MachineMemory, "here", lambda: machine)
-        (package / "envs.py").write_text("\n".join(f'"{name}": None,' for name in read), "utf-8")
-        return recipe.launch(given, "0.33.0", python, Path("/model"), variables=more).variables
-
-    floor = SPARK.floor(given.plan.floor if given else None)
-    both = {RESERVE: f"{floor:g}", SLEEP: "1"}
-    assert variables() == variables(RESERVE, SLEEP, machine=replace(SPARK, unified=False)) == own
-    assert variables(RESERVE, SLEEP) == own | both
-    assert variables(SLEEP) == own | {SLEEP: "1"}
-    assert variables(RESERVE, SLEEP, VLLM_SHM_READER_SLEEP="0") == own | both | {SLEEP: "0"}
+    assert variables == {**own, RESERVE: f"{SPARK.floor(given.plan.floor if given else None):g}", SLEEP: "0"}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from tests.client.world import wheel
 from tests.refusals import refusal
 from tests.support import installers, processes, standin
 from tests.support.processes import until
-from tests.support.standin import Machine, _standin, free_port
+from tests.support.standin import Machine, free_port
 from tests.support.standin import model as make_model
 
 from sparkwright.bench.model.checkpoint import model_digest
@@ -316,8 +316,6 @@ def test_file_that_is_no_log_is_refused(make: Callable[[Path], object], tmp_path
 
 
 # Machines that serve together.
-
-__all__ = ["_standin"]
 
 FIRST = Statement("10.0.0.1", 0, "2026.11.1, aa", "bb", ("--max-model-len=64",), 9000, rdma=True, speed=200.0)
 SECOND = replace(FIRST, address="10.0.0.2", rank=1)

@@ -21,9 +21,9 @@ import msgspec
 import pytest
 import yaml
 from tests.refusals import refusal
-from tests.support import checkpoints, packs, standin
+from tests.support import checkpoints, packs, processes, standin
 from tests.support.badserver import MODELS, Listener, Say, completion, head, silent, whole
-from tests.support.standin import Machine, _machine, _standin
+from tests.support.standin import Machine
 
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import recipe as recipes
@@ -41,8 +41,6 @@ from sparkwright.core.process import CACHES
 from sparkwright.serving import health, launch, models
 from sparkwright.serving.environment import examine
 from sparkwright.serving.launch import ServeRequest, ServingPlan
-
-__all__ = ["_machine", "_standin"]
 
 ROOT = Path(__file__).parents[2]
 SPARK = MachineMemory(121.7, 110.4, gpus=1, unified=True)
@@ -233,19 +231,23 @@ def test_refused_before_the_start(world: World, values: dict[str, Any], referenc
 @pytest.mark.parametrize(
     ("config", "words", "tensor"),
     [
-        ({"num_attention_heads": 32, "num_key_value_heads": 8}, (), [2, 1, 4, 8]),
-        ({"num_attention_heads": 48, "num_key_value_heads": 8}, (), [2, 1, 4, 8]),
-        ({"num_attention_heads": 24, "num_key_value_heads": 1}, (), [2, 3, 4, 8]),
-        ({"num_attention_heads": 32, "moe_intermediate_size": 1026}, (), [2, 1, 2, 2]),
-        ({"num_attention_heads": 32, "linear_num_value_heads": 2}, (), [2, 1, 2, 2]),
-        ({"num_attention_heads": 32, "num_experts": 6}, ("--enable-expert-parallel",), [2, 1, 2, 2]),
-        ({"num_attention_heads": 32, "num_experts": 6, "intermediate_size": [1, 2]}, (), [2, 1, 4, 8]),
-        ({}, (), [2, 3, 4, 8]),
+        ({"num_attention_heads": 32, "num_key_value_heads": 8}, (), ["2", "1", "4", "8"]),
+        ({"num_attention_heads": 48, "num_key_value_heads": 8}, (), ["2", "1", "4", "8"]),
+        ({"num_attention_heads": 24, "num_key_value_heads": 1}, (), ["2", "3", "4", "8"]),
+        ({"num_attention_heads": 32, "num_key_value_heads": 8, "moe_intermediate_size": 1026}, (), ["2", "1", "2", "2"]),
+        ({"num_attention_heads": 32, "num_key_value_heads": 8, "linear_num_value_heads": 2}, (), ["2", "1", "2", "2"]),
+        # Experts as a whole can be divided where their size cannot.
+        ({"num_attention_heads": 32, "num_key_value_heads": 8, "num_experts": 6, "moe_intermediate_size": 1027}, (), ["1"] * 4),
+        ({"num_attention_heads": 32, "num_key_value_heads": 8, "num_experts": 6, "moe_intermediate_size": 1027}, ("--enable-expert-parallel",), ["2", "1", "2", "2"]),
+        ({"num_attention_heads": None, "num_key_value_heads": None}, (), ["2", "3", "4", "8"]),
     ],
 )
-def test_layers_are_divided_by_what_divides_heads_and_experts(config: dict[str, Any], words: tuple[str, ...], tensor: list[int]) -> None:
+def test_layers_are_divided_by_what_divides_heads_and_experts(world: World, config: dict[str, Any], words: tuple[str, ...], tensor: list[str]) -> None:
     """Over 2, 3, 4 and 8 machines; what is left is the pipeline's."""
-    assert [launch._tensor(words, config, nodes) for nodes in (2, 3, 4, 8)] == tensor
+    path = world.model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+    plans = [world.plan(nodes=nodes, flags=words, machine=SPARK, address="127.0.0.1") for nodes in (2, 3, 4, 8)]
+    assert [flags.value(plan.launch.flags, "--tensor-parallel-size") for plan in plans] == tensor
 
 
 def test_machines_of_one_server_have_vllms_own_arguments(world: World) -> None:
@@ -274,15 +276,6 @@ def test_one_key_of_what_the_recipe_gives_as_a_whole_is_refused(world: World) ->
 @pytest.mark.parametrize("drafts", [("--speculative-config={}",), ("--speculative-config", "{}"), ("-sc", "{}"), ("-sc.method=mtp",), ("--spec-method=ngram", "--spec-tokens", "3")])
 def test_a_server_without_drafts_has_none_of_their_arguments(drafts: tuple[str, ...]) -> None:
     assert flags.without_drafts(("--dtype", "half", *drafts, "--enforce-eager")) == ("--dtype", "half", "--enforce-eager")
-
-
-def test_the_users_expert_parallelism_counts_for_the_division(world: World) -> None:
-    """Experts as a whole can be divided where their size cannot."""
-    config = json.loads((world.model / "config.json").read_text())
-    (world.model / "config.json").write_text(json.dumps({**config, "num_attention_heads": 4, "num_key_value_heads": 4, "num_experts": 4, "moe_intermediate_size": 1027}))
-    shared: dict[str, Any] = {"nodes": 2, "machine": SPARK, "address": "127.0.0.1"}
-    sizes = [flags.value(world.plan(**shared, flags=words).launch.flags, "--tensor-parallel-size") for words in ((), ("--enable-expert-parallel",))]
-    assert sizes == ["1", "2"]
 
 
 def test_ray_stays_possible_by_flags(world: World) -> None:
@@ -350,17 +343,9 @@ def test_server_takes_the_place_of_the_program(machine: Machine) -> None:
     assert child.wait(60) == -signal.SIGTERM
 
 
-def test_dry_run_shows_the_command_and_no_secret(machine: Machine) -> None:
-    machine.environment |= {"VLLM_API_KEY": "geheim"}
-    done = machine.run("--dry-run", "--max-model-len=512")
-    assert done.returncode == 0, done.stderr
-    line = " ".join(done.stdout.replace("\\\n", "").split())
-    assert re.search(rf"'VLLM_API_KEY=\(set\)' .*-m vllm\.entrypoints\.cli\.main serve {machine.model} .*--max-model-len=512", line)
-    assert "geheim" not in done.stdout + done.stderr
-    assert not machine.record.exists()
-
-
 def test_dry_run_prints_a_command_that_a_shell_reads_as_it_is_started(machine: Machine) -> None:
+    """Without the user's secret, and without a start."""
+    machine.environment |= {"VLLM_API_KEY": "geheim"}
     settings = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4,"prompt_lookup_min":2,"x":"it\'s a"}'
     # A share that is not given follows from what is free, which two runs may find different.
     words = ("--flag=--max-model-len", "--flag=16", f"--flag=--speculative-config={settings}", "--flag=--gpu-memory-utilization=0.5")
@@ -369,6 +354,7 @@ def test_dry_run_prints_a_command_that_a_shell_reads_as_it_is_started(machine: M
     program = shown[shown.index(str(machine.python)) :].replace(str(machine.python), "printf '%s\\n'", 1)
     assert subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True).stdout.splitlines() == command[1:]
     assert f"--speculative-config={settings}" in command
+    assert ("'VLLM_API_KEY=(set)' " in shown, "geheim" in shown, machine.record.exists()) == (True, False, False)
     assert max(len(line) for line in shown.splitlines() if str(machine.folder) not in line) <= 80
 
 
@@ -506,7 +492,7 @@ def test_before_a_download_its_size_and_time_are_shown(machine: Machine, listen:
     assert "download of unknown size" in " ".join(machine.run("--model", "org/toy", "--dry-run").stderr.split())
 
 
-SSH = """#!/bin/sh
+SSH = """\
 while [ "$1" != far ]; do shift; done
 shift
 exec sh -c "$*"
@@ -517,8 +503,7 @@ exec sh -c "$*"
 @pytest.mark.parametrize("cached", [False, True])
 def test_model_is_copied_to_another_machine_and_compared(machine: Machine, cached: bool) -> None:
     """By rsync over what stands for ssh and runs its other half here: the folder is its own copy. A missing rsync is named."""
-    (machine.folder / "ssh").write_text(SSH)
-    (machine.folder / "ssh").chmod(0o755)
+    processes.script(machine.folder / "ssh", SSH)
     machine.environment["PATH"] = f"{machine.folder}:{machine.environment['PATH']}"
     folder, words = machine.model, ["--copy-model", "far"]
     if cached:
@@ -536,8 +521,7 @@ def test_model_is_copied_to_another_machine_and_compared(machine: Machine, cache
 
 def test_copy_of_a_model_that_differs_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By what rsync lists as changed; a folder's time is no difference."""
-    (tmp_path / "rsync").write_text('#!/bin/sh\necho "$@" >>"$0.words"\n[ "$1" = -c ] && echo ".d..t...... ./" && echo "<fc........ model.safetensors" || :\n')
-    (tmp_path / "rsync").chmod(0o755)
+    processes.script(tmp_path / "rsync", 'echo "$@" >>"$0.words"\n[ "$1" = -c ] && echo ".d..t...... ./" && echo "<fc........ model.safetensors" || :')
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     with refusal("model-differs") as caught:
         models.copy(tmp_path / "toy", "me@far")
@@ -726,17 +710,13 @@ def bare(machine: Machine, unpacked: Path, program: str, *words: str) -> subproc
     )
 
 
-def test_it_has_the_policies_that_a_look_at_the_server_needs(machine: Machine, unpacked: Path) -> None:
-    done = bare(machine, unpacked, "from sparkwright.core import config; from sparkwright.gates.core import policy; policy.load(config.root())")
-    assert done.returncode == 0, done.stderr
-
-
 def test_it_serves_without_a_checkout_and_without_the_rest_of_the_program(machine: Machine, unpacked: Path) -> None:
-    """From a recipe of its own data."""
+    """From a recipe of its own data, which has the policies that a look at the server needs."""
     done = bare(machine, unpacked, BARE, *machine.words("toy-cpu", "--dry-run", "--json")[3:])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["recipe"] == "toy-cpu"
-    root = bare(machine, unpacked, "from sparkwright.core import config; print(config.root())")
+    program = "from sparkwright.core import config; from sparkwright.gates.core import policy; policy.load(config.root()); print(config.root())"
+    root = bare(machine, unpacked, program)
     assert root.stdout.strip() == str(unpacked / "sparkwright" / "data")
 
 

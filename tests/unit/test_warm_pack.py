@@ -16,7 +16,7 @@ import pytest
 from tests.refusals import refusal
 from tests.support import mounts, packs, standin, wheels
 from tests.support.packs import KEY
-from tests.support.standin import Machine, _machine, _standin
+from tests.support.standin import Machine
 
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.server import start_parts, warm_pack
@@ -207,7 +207,6 @@ def test_a_night_that_passed_leaves_a_pack_for_what_serve_starts(tmp_path: Path)
     assert sha256_file(record.with_name(pack.name)) == pack.sha256
 
 
-__all__ = ["_machine", "_standin"]
 
 #: Lines of 0.33.0: two workers, a graph that is found and one that is not, over the turn of a year.
 LOG = """\
