@@ -21,7 +21,6 @@ from hypothesis import HealthCheck, settings
 from tests.support import processes
 
 from sparkwright.builder import toolchain
-from sparkwright.builder.toolchain import Toolchain
 from sparkwright.cli import demo
 from sparkwright.cli.options import default_cache
 from sparkwright.core.console import console
@@ -96,19 +95,19 @@ def user_store() -> Store:
 
 
 @pytest.fixture(scope="session")
-def tools(user_store: Store) -> Toolchain:
+def tools(user_store: Store) -> toolchain.Toolchain:
     """Return the demo's tools, nvcc among them; installed from the package index on first use."""
     project = Project(ROOT / "ci" / "sparkwright" / "demo" / "project", "demo")
     return toolchain.obtain(RunContext(project, user_store, (), ROOT / "dist"))
 
 
 @pytest.fixture(scope="session")
-def cuda_bin(tools: Toolchain) -> Path:
+def cuda_bin(tools: toolchain.Toolchain) -> Path:
     """Return the folder of nvcc, cuobjdump and nvdisasm."""
     return tools.cuda / "bin"
 
 
-def lock_demo(folder: Path, user_store: Store, tools: Toolchain, target: str = "") -> Path:
+def lock_demo(folder: Path, user_store: Store, tools: toolchain.Toolchain, target: str = "") -> Path:
     """Return a folder below *folder* with the demo's project, locked against its official wheel for the machine *target*."""
     for name in demo.SHARED:
         (folder / name).symlink_to(user_store.folder(name), target_is_directory=True)
@@ -122,7 +121,7 @@ def lock_demo(folder: Path, user_store: Store, tools: Toolchain, target: str = "
 
 
 @pytest.fixture(scope="session")
-def locked_demo(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: Toolchain) -> Path:
+def locked_demo(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: toolchain.Toolchain) -> Path:
     """Return a folder with the locked demo; made once, to be copied."""
     return lock_demo(tmp_path_factory.mktemp("locked"), user_store, tools)
 

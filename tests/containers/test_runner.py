@@ -21,7 +21,6 @@ import pytest
 from filelock import FileLock
 from tests.containers.conftest import OWN, ROOT, debian, missing
 from tests.support import lab_github
-from tests.support.lab_github import TOKEN, Hub
 from tests.support.processes import until
 
 from sparkwright.core.store import Store
@@ -46,7 +45,7 @@ class Machine:
         hub: The stand-in for GitHub's API.
     """
 
-    def __init__(self, root: Path, hub: Hub) -> None:
+    def __init__(self, root: Path, hub: lab_github.Hub) -> None:
         self.root, self.hub = root, hub
         self.config, self.state = root / "etc/sparkwright", root / "var/lib/sparkwright-runner"
 
@@ -71,7 +70,7 @@ class Machine:
         digest = hashlib.sha256(archive.getvalue()).hexdigest()
         settings |= {"REPOSITORY": lab_github.REPOSITORY, "RUNNER_SHA256": digest, "DISK": "64M", "SHM": "16M"}
         (self.config / "runner.env").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        (self.config / "github-token").write_text(f"{TOKEN}\n")
+        (self.config / "github-token").write_text(f"{lab_github.TOKEN}\n")
         (self.config / "github-token").chmod(0o600)
 
     def start(self, job: str = "", api: str = "") -> subprocess.Popen[str]:
@@ -118,7 +117,7 @@ def debian_root(user_store: Store) -> Iterator[Path]:
 @pytest.fixture
 def machine(debian_root: Path) -> Iterator[Machine]:
     """Return the machine, set up; loop devices and processes are all machines', so one runs at a time."""
-    with FileLock(Path(tempfile.gettempdir()) / "sparkwright-runner-tests.lock"), Hub() as hub:
+    with FileLock(Path(tempfile.gettempdir()) / "sparkwright-runner-tests.lock"), lab_github.Hub() as hub:
         machine = Machine(debian_root, hub)
         machine.set_up()
         yield machine
@@ -168,7 +167,7 @@ def test_job_has_no_right_and_sees_no_secret(machine: Machine) -> None:
     """
     status, output = machine.run(job)
     assert (status, "NoNewPrivs:\t1" in output) == (3, True)
-    assert not re.search(f"wrote|mounted|left|JITCONFIG|{TOKEN}", output)
+    assert not re.search(f"wrote|mounted|left|JITCONFIG|{lab_github.TOKEN}", output)
     assert machine.hub.leaks == []
 
 
@@ -216,7 +215,7 @@ def test_refusals_take_no_job(machine: Machine, change: str, reference: str) -> 
 @pytest.mark.parametrize(
     "answer",
     [
-        (403, {"message": f"not \n with {TOKEN}"}),
+        (403, {"message": f"not \n with {lab_github.TOKEN}"}),
         (201, {"encoded_jit_config": "$(touch /etc/x)"}),
         (201, []),
         (500, None),
@@ -227,7 +226,7 @@ def test_without_configuration_nothing_starts(machine: Machine, answer: tuple[in
     machine.hub.answer = answer
     status, output = machine.run()
     assert (status, output.split(":")[0], output.count("\n")) == (5, "runner-unregistered", 1)
-    assert TOKEN not in output
+    assert lab_github.TOKEN not in output
 
 
 def test_token_goes_to_github_alone(machine: Machine) -> None:
@@ -258,5 +257,5 @@ def test_systemd_runs_one_job_after_the_other(machine: Machine) -> None:
     lines = log.read_text()
     assert re.findall("^(?:job .|found.*)$", lines, re.MULTILINE) == ["job 0", "job 1"]
     assert lines.count("cannot touch '/usr/x': Read-only file system") == 2
-    assert TOKEN not in lines
+    assert lab_github.TOKEN not in lines
     until(machine.nothing_left, 30)

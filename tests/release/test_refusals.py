@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 from tests.support import publisher, wheels
 from tests.support.foldertree import tree
-from tests.support.publisher import IndexOwner
 
 from sparkwright.cli import main
 
@@ -180,7 +179,7 @@ CASES: dict[str, tuple[str, str, *tuple[Step, ...]]] = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES)
 def test_hostile_publication_is_refused_and_nothing_changes(
-    owner: IndexOwner, case: str, monkeypatch: pytest.MonkeyPatch
+    owner: publisher.IndexOwner, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(owner.folder)
     monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(owner.folder.with_name("cache")))
@@ -197,7 +196,7 @@ def test_hostile_publication_is_refused_and_nothing_changes(
 
 
 def test_commands_without_a_fault_work_once_nobody_else_is_at_work(
-    owner: IndexOwner, monkeypatch: pytest.MonkeyPatch
+    owner: publisher.IndexOwner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(owner.folder)
     with owner.index.locked():
@@ -234,7 +233,7 @@ sys.exit([main.main(words) for words in commands] != [0, 0, 0, 1, 0])
 
 
 def test_job_that_signs_imports_what_its_requirements_pin(
-    stock: IndexOwner, tmp_path: Path
+    stock: publisher.IndexOwner, tmp_path: Path
 ) -> None:
     pins = (wheels.ROOT / ".github" / "requirements.txt").read_text()
     pinned = re.findall(r"^([a-z0-9-]+)(?:\[.*\])?==", pins, re.MULTILINE)

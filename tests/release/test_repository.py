@@ -20,25 +20,22 @@ from tests.refusals import allowed, refusal
 from tests.support import processes, tufindex
 from tests.support.foldertree import files, tree
 from tests.support.sigstoreworld import GITHUB, WORKFLOW, World
-from tests.support.tufindex import ROLES
 
 from sparkwright.core.files import sha256_file
 from sparkwright.release import keys, repository
-from sparkwright.release.keys import Keys
 from sparkwright.release.policy import Identity
-from sparkwright.release.repository import IndexFolder
 
 NAME = "2026.11.1"
 HOLDER = Identity(WORKFLOW, GITHUB)
 
 
 @pytest.fixture(name="held")
-def _held(tmp_path: Path) -> Keys:
+def _held(tmp_path: Path) -> keys.Keys:
     return tufindex.make_keys(tmp_path / "keys")
 
 
 @pytest.fixture(name="folder")
-def _folder(tmp_path: Path, held: Keys) -> Path:
+def _folder(tmp_path: Path, held: keys.Keys) -> Path:
     tufindex.publish(tmp_path / "index", held, NAME)
     return tmp_path / "index"
 
@@ -53,30 +50,30 @@ def names_seen(folder: Path, client: Path) -> list[str]:
     return sorted(seen)
 
 
-def public_keys(held: Keys, name: str) -> list[Key]:
+def public_keys(held: keys.Keys, name: str) -> list[Key]:
     return [signer.public_key for signer in held.by_file[name]]
 
 
-def test_failed_change_publishes_nothing(folder: Path, held: Keys, tmp_path: Path) -> None:
+def test_failed_change_publishes_nothing(folder: Path, held: keys.Keys, tmp_path: Path) -> None:
     """A file with other bytes, or one that is gone, is refused by its own name; what else fails meanwhile is not blamed on the index."""
     before, (release, _) = files(folder), tufindex.release("2026.11.2")
     for source, named in ((b"other bytes", release.wheels[0].name), (tmp_path / "gone.whl", "gone.whl cannot be read")):
-        with refusal("publish-failed", match=named), IndexFolder(folder).changing(held, ROLES) as change:
+        with refusal("publish-failed", match=named), repository.IndexFolder(folder).changing(held, tufindex.ROLES) as change:
             change.put(release.wheels[0], source)
-    with pytest.raises(FileNotFoundError), IndexFolder(folder).changing(held, ROLES):
+    with pytest.raises(FileNotFoundError), repository.IndexFolder(folder).changing(held, tufindex.ROLES):
         (tmp_path / "gone.whl").read_bytes()
     assert files(folder) == before
 
 
-def test_odd_facts_are_damage_and_odd_releases_are_not_signed(folder: Path, held: Keys) -> None:
+def test_odd_facts_are_damage_and_odd_releases_are_not_signed(folder: Path, held: keys.Keys) -> None:
     before, (release, _) = files(folder), tufindex.release("2026.11.2")
     state = tufindex.state(release)
     long = replace(release, stack="x" * 9_000_000)
     for odd, says in ((replace(release, before=1), state), (release, replace(state, channel="x")), (long, state)):
-        with refusal("release-unreadable"), IndexFolder(folder).changing(held, ROLES) as change:
+        with refusal("release-unreadable"), repository.IndexFolder(folder).changing(held, tufindex.ROLES) as change:
             change.set_release(odd, says)
     assert files(folder) == before
-    with refusal("index-damaged"), IndexFolder(folder).changing(held, ROLES) as change:
+    with refusal("index-damaged"), repository.IndexFolder(folder).changing(held, tufindex.ROLES) as change:
         change.facts = 7  # type: ignore[assignment]
         change.schedule_signing("targets")
 
@@ -84,22 +81,22 @@ def test_odd_facts_are_damage_and_odd_releases_are_not_signed(folder: Path, held
 @pytest.mark.parametrize("mine", ["root", "targets", "online"])
 def test_replaced_index_is_not_signed(folder: Path, tmp_path: Path, mine: str) -> None:
     """Somebody who can write to the folder makes an index that admits the publisher's keys beside their own."""
-    pin, evil = IndexFolder(folder).fingerprint, tmp_path / "evil"
+    pin, evil = repository.IndexFolder(folder).fingerprint, tmp_path / "evil"
     theirs = tufindex.make_keys(tmp_path / "theirs")
     tufindex.publish(evil, theirs, NAME)
     for name, roles in keys.KEY_ROLES.items():
         [own] = public_keys(keys.load([tmp_path / "keys"]), name)
-        with IndexFolder(evil).changing(theirs, ROLES) as change:
+        with repository.IndexFolder(evil).changing(theirs, tufindex.ROLES) as change:
             change.rotate(roles, [*public_keys(theirs, name), own])
     before = tree(evil)
     held = keys.load([tmp_path / "keys" / f"{mine}.pem"])
     with (
         refusal("index-unpinned"),
-        IndexFolder(evil, resuming=True).changing(held, ROLES) as change,
+        repository.IndexFolder(evil, resuming=True).changing(held, tufindex.ROLES) as change,
     ):
         change.rotate(["root"], public_keys(held, "root"))
     with refusal("index-damaged"):
-        IndexFolder(evil, pin=pin)
+        repository.IndexFolder(evil, pin=pin)
     assert tree(evil) == before
 
 
@@ -108,14 +105,14 @@ def test_metadata_of_another_role_is_refused(folder: Path) -> None:
     snapshot = folder / "metadata" / "1.snapshot.json"
     (folder / "metadata" / "timestamp.json").write_bytes(snapshot.read_bytes())
     with refusal("index-damaged"):
-        IndexFolder(folder)
+        repository.IndexFolder(folder)
 
 
 def test_root_is_renewed_with_its_own_keys(folder: Path, tmp_path: Path) -> None:
     own = keys.load([tmp_path / "keys" / "root.pem"])
-    with IndexFolder(folder).changing(own, ROLES) as change:
+    with repository.IndexFolder(folder).changing(own, tufindex.ROLES) as change:
         change.rotate(["root"], public_keys(own, "root"))
-    after = IndexFolder(folder)
+    after = repository.IndexFolder(folder)
     assert after.root
     assert (after.root.signed.version, after.version) == (2, 1)
     assert names_seen(folder, tmp_path / "client") == [NAME]
@@ -130,14 +127,14 @@ def test_new_root_signs_roles_of_raised_threshold(tmp_path: Path, role: str, oth
     held = tufindex.make_keys(tmp_path / "keys", other)
     tufindex.publish(folder, held, NAME)
     tufindex.publish(folder, few, "2026.11.2")
-    policy = replace(ROLES, **{role: replace(getattr(ROLES, role), threshold=2)})
+    policy = replace(tufindex.ROLES, **{role: replace(getattr(tufindex.ROLES, role), threshold=2)})
     before = tree(folder)
-    with refusal("key-missing"), IndexFolder(folder).changing(few, policy) as change:
+    with refusal("key-missing"), repository.IndexFolder(folder).changing(few, policy) as change:
         change.rotate(["root"], public_keys(few, "root"))
     assert tree(folder) == before
-    with IndexFolder(folder).changing(held, policy) as change:
+    with repository.IndexFolder(folder).changing(held, policy) as change:
         change.rotate(["root"], public_keys(held, "root"))
-    assert IndexFolder(folder).root.signed.roles[role].threshold == 2  # type: ignore[union-attr]
+    assert repository.IndexFolder(folder).root.signed.roles[role].threshold == 2  # type: ignore[union-attr]
     assert names_seen(folder, tmp_path / "client") == [NAME, "2026.11.2"]
 
 
@@ -175,21 +172,21 @@ def _rotate(folder: Path, tmp_path: Path, *, lost: bool) -> None:
     used = ["root.pem", "targets.pem", *([] if lost else ["online.pem"])]
     both = keys.load([*(tmp_path / "keys" / name for name in used), tmp_path / "new"])
     new = public_keys(keys.load([tmp_path / "new"]), "online")
-    with IndexFolder(folder, resuming=True).changing(both, ROLES) as change:
+    with repository.IndexFolder(folder, resuming=True).changing(both, tufindex.ROLES) as change:
         change.rotate(["snapshot", "timestamp"], new)
 
 
-def _remove(folder: Path, held: Keys) -> None:
-    index = IndexFolder(folder)
+def _remove(folder: Path, held: keys.Keys) -> None:
+    index = repository.IndexFolder(folder)
     if NAME in index.entries:
-        with index.changing(held, ROLES) as change:
+        with index.changing(held, tufindex.ROLES) as change:
             change.remove(index.entry(NAME).release)
-    repository.remove_unreferenced(IndexFolder(folder))
+    repository.remove_unreferenced(repository.IndexFolder(folder))
 
 
 @pytest.mark.parametrize("what", ["first", "second", "rotation", "rotation-lost", "removal"])
 def test_kill_at_any_file_operation_leaves_the_old_or_the_new_index(
-    tmp_path: Path, held: Keys, what: str
+    tmp_path: Path, held: keys.Keys, what: str
 ) -> None:
     """The same command completes what was begun."""
     start, folder, seen = tmp_path / "start", tmp_path / "index", set[str]()
@@ -213,7 +210,7 @@ def test_kill_at_any_file_operation_leaves_the_old_or_the_new_index(
                 seen.add(" ".join(names_seen(folder, tmp_path / f"client{step}")))
                 gap -= 1
         change()
-        assert IndexFolder(folder).exists
+        assert repository.IndexFolder(folder).exists
         assert (folder / "index.html").is_file()
     assert step > 5
     assert gap < step / 2

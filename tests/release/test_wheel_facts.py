@@ -19,7 +19,6 @@ from sparkwright.bench.server import wheel_identity
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_file
 from sparkwright.release import release_draft, wheel_facts
-from sparkwright.release.wheel_facts import WheelFacts
 
 Members = dict[str, bytes]
 
@@ -41,7 +40,7 @@ def replacing(end: str, old: str, new: str) -> Callable[[Members], object]:
     return edit
 
 
-def read(path: Path) -> WheelFacts:
+def read(path: Path) -> wheel_facts.WheelFacts:
     """Return what one wheel is."""
     return wheel_facts.read_all([path])[0]
 

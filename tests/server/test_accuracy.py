@@ -16,14 +16,13 @@ from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import accuracy
-from sparkwright.gates.accuracy import AccuracyPolicy, TaskResult
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
 # lm-eval has 66 wheels.
 pytestmark = [pytest.mark.server, pytest.mark.network]
 
-POLICY = strict_yaml.load(GATES / "accuracy.yaml", AccuracyPolicy)
+POLICY = strict_yaml.load(GATES / "accuracy.yaml", accuracy.AccuracyPolicy)
 CANDIDATE, BASELINE = ServerIdentity("a" * 64, "m" * 64), ServerIdentity("b" * 64, "m" * 64)
 
 #: Writes a data set of GSM8K's form as the hub's library keeps it once it was loaded.
@@ -47,13 +46,13 @@ datasets.DatasetInfo(features=made.features, builder_name="parquet", dataset_nam
 """
 
 
-def saved(result: TaskResult, folder: Path) -> Path:
+def saved(result: accuracy.TaskResult, folder: Path) -> Path:
     path = folder / "baseline.json"
     path.write_bytes(msgspec.json.encode(result))
     return path
 
 
-def checked(context: RunContext, url: str, baseline: Path, name: str = "largest", policy: AccuracyPolicy = POLICY) -> dict[str, Check]:
+def checked(context: RunContext, url: str, baseline: Path, name: str = "largest", policy: accuracy.AccuracyPolicy = POLICY) -> dict[str, Check]:
     checks = accuracy.run(policy, name, context, Client(url), baseline, identity=CANDIDATE, floor=0.8)
     assert {check.reason for check in checks} - {""} <= set(accuracy.REASONS)
     return {check.name.removeprefix(f"{name}-"): check for check in checks}
@@ -90,7 +89,7 @@ def test_nonsense_ends_the_task(context: RunContext, tmp_path: Path, reply: byte
     policy = replace(POLICY, tasks={"largest": replace(POLICY.tasks["largest"], seconds=seconds)})
     keys = tuple(f"{number:016x}" for number in range(1000))
     settings = accuracy.settings_digest(context, policy.tasks["largest"])
-    path = saved(TaskResult(BASELINE, "largest", settings, keys, "1" * 1000), tmp_path)
+    path = saved(accuracy.TaskResult(BASELINE, "largest", settings, keys, "1" * 1000), tmp_path)
     with contextlib.closing(Listener(completing(reply))) as server:
         checks = checked(context, server.url, path, policy=policy)
 

@@ -14,16 +14,15 @@ from tests.support.serving import HERE, VARIABLES
 from tests.unit.test_memory import MACHINES, SERVERS, applied
 
 from sparkwright.core import memory
-from sparkwright.core.memory import GIB, CacheShape, MachineMemory, ServerMemory
 
 pytestmark = [pytest.mark.server]
 
 
-def described(server: ServerMemory, machine: MachineMemory) -> dict[str, float]:
+def described(server: memory.ServerMemory, machine: memory.MachineMemory) -> dict[str, float]:
     """Return what vLLM is told of *server* by its flags, and of *machine* by its readings."""
     settled = server.settled(machine)
     return {
-        "total": machine.total * GIB, "free": machine.free * GIB, "share": settled.share or 0.0, "cache": (settled.cache or 0.0) * GIB,
+        "total": machine.total * memory.GIB, "free": machine.free * memory.GIB, "share": settled.share or 0.0, "cache": (settled.cache or 0.0) * memory.GIB,
         "length": max(1, settled.length), "token": settled.shape.token,
     }  # fmt: skip
 
@@ -44,7 +43,7 @@ def test_every_remedy_starts_in_vllm_and_its_own_refusals_are_known(vllm_python:
     refused: dict[str, dict[str, float]] = {}
     for name, machine in MACHINES.items():
         for case, plain in SERVERS.items():
-            server = replace(plain, floor=machine.floor(), shape=CacheShape(plain.shape.token))
+            server = replace(plain, floor=machine.floor(), shape=memory.CacheShape(plain.shape.token))
             references = {reference for reference, _ in memory.refusals(server, machine)}
             if not references:
                 admitted[f"{case}, {name}"] = described(server, machine)
@@ -68,6 +67,6 @@ def test_every_remedy_starts_in_vllm_and_its_own_refusals_are_known(vllm_python:
 def test_a_pinned_cache_without_a_share_was_refused_by_vllm(vllm_python: Path) -> None:
     """The flag that the program proposed on a Spark: vLLM asks for 0.92 of 121.7 GiB, 112.0, and 110.4 are free."""
     spark = memory.SPARKS["128 GB"]
-    server = ServerMemory(20, cache=20, share=0.92, length=4096, shape=CacheShape(10240))
+    server = memory.ServerMemory(20, cache=20, share=0.92, length=4096, shape=memory.CacheShape(10240))
     (message,) = asked(vllm_python, [described(server, spark)])
     assert "(110.4/121.7 GiB) on startup is less than desired GPU memory utilization (0.92, 111.96 GiB)" in message

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.load import vllm_bench
-from sparkwright.bench.load.vllm_bench import LoadSpec
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.server_process import Server
@@ -23,7 +22,6 @@ from sparkwright.core.store import Store
 from sparkwright.gates import logprobs
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Ladder, Verdict, passed
-from sparkwright.gates.logprobs import LogprobsPolicy
 from sparkwright.release import canary
 
 pytestmark = pytest.mark.server
@@ -73,7 +71,7 @@ def test_a_measurement_is_what_was_ordered(server: Server, toy: Path) -> None:
     """Each request has the ordered tokens, prompt and answer, and the server's counters grow by those of all requests."""
     client = server.client()
     before = client.metrics()
-    spec = LoadSpec(server.url, server.plan.name, 96, 32, 4, 8, warmups=2, seed=3, tokenizer=toy)
+    spec = vllm_bench.LoadSpec(server.url, server.plan.name, 96, 32, 4, 8, warmups=2, seed=3, tokenizer=toy)
     result = vllm_bench.obtain(Path(__file__).parents[2], "2026.11", Store(default_cache()), offline=False).measure(spec)
     after = client.metrics()
     assert [(one.prompt_tokens, one.output_tokens, one.error) for one in result.requests] == [(96, 32, "")] * 8
@@ -92,7 +90,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_real_server_answers_as_recorded_and_not_as_another(server: Server, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """The figures that are printed are those of the guide."""
-    policy = strict_yaml.load(ROOT / "ci" / "gates" / "logprobs.yaml", LogprobsPolicy)
+    policy = strict_yaml.load(ROOT / "ci" / "gates" / "logprobs.yaml", logprobs.LogprobsPolicy)
     policy = replace(policy, texts=8, tokens=64, decode_texts=8, decode_prompt=24, decode_tokens=16)
     client = server.client()
     reference = logprobs.record(policy, client, ServerIdentity("a" * 64, "d" * 64, {}, ()))

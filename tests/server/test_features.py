@@ -24,11 +24,10 @@ from sparkwright.core import strict_yaml
 from sparkwright.gates import generation
 from sparkwright.gates import text_checks as generated
 from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest
-from sparkwright.gates.text_checks import GenerationPolicy
 
 pytestmark = pytest.mark.server
 
-POLICY = strict_yaml.load(WORDS, GenerationPolicy)
+POLICY = strict_yaml.load(WORDS, generated.GenerationPolicy)
 #: Few and short answers before a generation of 256 tokens. Its recomputation is the same to 0.001 nat;
 #: what two layers of random numbers make of a wrong context is as near as 0.06 nat.
 SHORT = replace(

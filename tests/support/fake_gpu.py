@@ -13,10 +13,9 @@ from tests.support import processes
 from sparkwright.core import strict_yaml
 from sparkwright.gates import device, operators
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.device import DevicePolicy
 
 ROOT = Path(__file__).parents[2]
-POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "device.yaml", DevicePolicy)
+POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "device.yaml", device.DevicePolicy)
 
 #: Fewer or smaller shapes of the products, which take a CPU minutes.
 SMALL: Mapping[str, tuple[tuple[Any, ...], ...]] = {

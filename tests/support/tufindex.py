@@ -21,7 +21,6 @@ from sparkwright.client.records import (
 )
 from sparkwright.core.files import sha256_bytes
 from sparkwright.release import keys
-from sparkwright.release.keys import Keys
 from sparkwright.release.policy import RoleRule, Roles
 from sparkwright.release.repository import IndexFolder
 
@@ -30,7 +29,7 @@ serve = loopback.files
 ROLES = Roles(RoleRule(365), RoleRule(180), RoleRule(30), RoleRule(30))
 
 
-def make_keys(folder: Path, *names: str) -> Keys:
+def make_keys(folder: Path, *names: str) -> keys.Keys:
     """Return keys in *folder*: one of each kind, or those of *names*."""
     keys.make(folder, names or tuple(keys.KEY_ROLES))
     return keys.load([folder])
@@ -59,7 +58,7 @@ def state(release: Release) -> ReleaseState:
     )
 
 
-def publish(folder: Path, held: Keys, name: str) -> Release:
+def publish(folder: Path, held: keys.Keys, name: str) -> Release:
     """Add the release *name* to the index in *folder*."""
     made, data = release(name)
     with IndexFolder(folder).changing(held, ROLES) as change:

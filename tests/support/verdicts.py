@@ -32,7 +32,6 @@ from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
-from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Subject
 from sparkwright.bench.statistics import DecisionRule, attempt_alpha, decide
 from sparkwright.core import strict_yaml
@@ -42,7 +41,6 @@ from sparkwright.gates import accuracy as tasks
 from sparkwright.gates import numerics, throughput, throughput_run
 from sparkwright.gates.core import ladder as ladders
 from sparkwright.gates.core import policy as gate_policy
-from sparkwright.gates.core.ladder import GATES, SERVED
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import (
     Attempt,
@@ -53,7 +51,6 @@ from sparkwright.gates.core.verdict import (
     Verdict,
     passed,
 )
-from sparkwright.gates.numerics import NumericsPolicy
 from sparkwright.gates.text_checks import GenerationPolicy
 from sparkwright.release import policy as release_policies
 from sparkwright.release import wheel_facts
@@ -102,17 +99,17 @@ def ladder(
     beside = {f"content {one.project}": one.content for one in wheel_facts.read_all(companions)}
     facts = {**HOST, "architecture": machine, **beside}
     subject = replace(about, sha256=sha256 or about.sha256)
-    gates = GATES if about.name == "vllm" else ("G0",)
+    gates = ladders.GATES if about.name == "vllm" else ("G0",)
     made = []
     for name in (one for one in gates if one not in without):
         checks = list(_checks(path, name))
         if state := (worse or {}).get(name):
             checks[0] = Check(checks[0].name, state, "made up for a test", "made-up")
         served = (RECIPE,) if name == "G8" else recipes
-        for recipe in served if name in SERVED else ("",):
+        for recipe in served if name in ladders.SERVED else ("",):
             judged = release_policy().expected_digest(name, wheels.STACK, recipe) or wheels.hexed("policy", name)
             measured = evidence(path) if name == "G8" else ""
-            made.append(Verdict(name, GATES[name], subject.sha256, judged, tuple(checks), recipe, 1, measured, dict(facts), BEGAN, 60.0))
+            made.append(Verdict(name, ladders.GATES[name], subject.sha256, judged, tuple(checks), recipe, 1, measured, dict(facts), BEGAN, 60.0))
     return Ladder(wheels.STACK, subject, tuple(made))
 
 
@@ -146,7 +143,7 @@ def names(gate: str, pattern: str) -> tuple[str, ...]:
 def _given(gate: str) -> tuple[str, ...]:
     if gate == "G1":
         # Without any tree the gate itself still names every check that it would make of them.
-        rules = strict_yaml.load(wheels.ROOT / "ci" / "gates" / "numerics.yaml", NumericsPolicy)
+        rules = strict_yaml.load(wheels.ROOT / "ci" / "gates" / "numerics.yaml", numerics.NumericsPolicy)
         with tempfile.TemporaryDirectory() as scratch:
             return tuple(one.name for one in numerics.run({}, rules, (), Path(scratch)))
     if gate == "G3":
@@ -167,7 +164,7 @@ def _given(gate: str) -> tuple[str, ...]:
     return (*rated, *sorted({metric + "-" + throughput._UNSAFE.sub("-", cell.lower()).strip("-") for cell, metric in decided}))
 
 
-def result(path: Path, *, slower: float = 0.0, cells: tuple[WorkloadCell, ...] = ()) -> Result:
+def result(path: Path, *, slower: float = 0.0, cells: tuple[workloads.WorkloadCell, ...] = ()) -> Result:
     """
     Return what a throughput gate measures of the wheel at *path* against the stock wheel.
 
@@ -177,7 +174,7 @@ def result(path: Path, *, slower: float = 0.0, cells: tuple[WorkloadCell, ...] =
     return _result(read_subject(path), slower, cells)
 
 
-def _legs(cells: Sequence[WorkloadCell], slower: float) -> Iterator[Measurement]:
+def _legs(cells: Sequence[workloads.WorkloadCell], slower: float) -> Iterator[Measurement]:
     chance, at = random.Random(7), BEGAN
     for block, cell in itertools.product((CONTROL_BLOCK, *range(BLOCKS)), cells):
         for position, side in enumerate(throughput_run.sides(1, block)):
@@ -197,7 +194,7 @@ def _legs(cells: Sequence[WorkloadCell], slower: float) -> Iterator[Measurement]
 
 
 @functools.lru_cache
-def _result(about: AuditedWheel, slower: float, cells: tuple[WorkloadCell, ...]) -> Result:
+def _result(about: AuditedWheel, slower: float, cells: tuple[workloads.WorkloadCell, ...]) -> Result:
     policy = gate_policy.load(wheels.ROOT).throughput
     cells = cells or tuple(cell for cell in workloads.load(wheels.ROOT).cells(policy.workloads) if cell.primary)
     upstream, legs = about.version.partition("+")[0], tuple(_legs(cells, slower))

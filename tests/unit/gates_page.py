@@ -16,7 +16,6 @@ import msgspec
 
 from sparkwright.core.states import State
 from sparkwright.gates.core import ladder, policy, server_under_test
-from sparkwright.gates.core.ladder import GATES
 from sparkwright.gates.core.verdict import Ladder
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "gates.md"
@@ -50,13 +49,13 @@ def _table(rows: Iterable[tuple[str, str]]) -> str:
 def render() -> str:
     """Return the page; a reason with one meaning in several gates comes once."""
     gates: dict[tuple[str, str], list[str]] = {}
-    for gate in GATES:
+    for gate in ladder.GATES:
         for reason in reasons(gate).items():
             gates.setdefault(reason, []).append(gate)
     common = {**server_under_test.REASONS, **ladder.REASONS}.items()
     shared = [reason for reason, owners in gates.items() if len(owners) > 1]
     parts = [HEAD, "\n## Several gates\n", _table({*common, *shared})]
-    for gate, title in GATES.items():
+    for gate, title in ladder.GATES.items():
         entries = [one for one in policy.declared(gate) if one not in ladder.STOPPED]
         names = ", ".join(f"`{one.name}`{ROLES[one.role]}" for one in entries)
         own = [reason for reason, owners in gates.items() if owners == [gate] and reason not in common]

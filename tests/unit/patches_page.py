@@ -13,7 +13,6 @@ from pathlib import Path
 
 from sparkwright.cherry_picks import ledger, series
 from sparkwright.cherry_picks.effects import Effect, MeasuredEffect, load_effects
-from sparkwright.cherry_picks.ledger import Ledger
 from sparkwright.cherry_picks.patch import Patch, load_folder
 from sparkwright.forks.stack import Project, stack_names
 
@@ -65,13 +64,13 @@ def _patches(project: Project, fork: str) -> Iterator[Change]:
         yield patch, status[1]
 
 
-def _linked(text: str, records: Ledger) -> str:
+def _linked(text: str, records: ledger.Ledger) -> str:
     """Return *text* of a trailer in a cell of a table, with a link at each pull request or issue of vLLM."""
     shown = text.replace("|", "\\|").replace("<", "&lt;")
     return re.sub(r"\bvllm#(\d+)", rf"[vllm#\1]({records.url.removesuffix('.git')}/issues/\1)", shown)
 
 
-def _name(patch: Patch, stack: str, fork: str, records: Ledger, up: str) -> str:
+def _name(patch: Patch, stack: str, fork: str, records: ledger.Ledger, up: str) -> str:
     """Return the change as a link, from a page that is *up* from the root."""
     if patch.pick:
         return f"[#{patch.pick}]({records.page(patch.pick)})"

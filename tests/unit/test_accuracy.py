@@ -20,12 +20,11 @@ from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates import accuracy
-from sparkwright.gates.accuracy import AccuracyPolicy, TaskResult
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
 ROOT = Path(__file__).parents[2]
-POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "accuracy.yaml", AccuracyPolicy)
+POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "accuracy.yaml", accuracy.AccuracyPolicy)
 CANDIDATE, BASELINE = ServerIdentity("a" * 64, "m" * 64), ServerIdentity("b" * 64, "m" * 64)
 COUNT, FLOOR = 1000, 0.8
 SERVER = Client("http://127.0.0.1:9")
@@ -37,9 +36,9 @@ def context(store: Store, tmp_path: Path) -> RunContext:
     return RunContext(Project(ROOT, "2026.11"), store, (), tmp_path / "dist", offline=True)
 
 
-def answers(correct: str, context: RunContext, identity: ServerIdentity = CANDIDATE) -> TaskResult:
+def answers(correct: str, context: RunContext, identity: ServerIdentity = CANDIDATE) -> accuracy.TaskResult:
     """Return the answers of a server to the task ``largest``."""
-    return TaskResult(identity, "largest", accuracy.settings_digest(context, POLICY.tasks["largest"]), tuple(f"{number:016x}" for number in range(len(correct))), correct)
+    return accuracy.TaskResult(identity, "largest", accuracy.settings_digest(context, POLICY.tasks["largest"]), tuple(f"{number:016x}" for number in range(len(correct))), correct)
 
 
 Judge = Callable[..., dict[str, Check]]

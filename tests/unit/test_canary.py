@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import processes, standin, verdicts, wheels
 from tests.support.byte_model_server import ByteModelServer, Message, called, only, sound_talk
-from tests.support.standin import Machine
 
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.cli import main
@@ -29,7 +28,6 @@ from sparkwright.gates import logprobs
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Ladder
 from sparkwright.gates.dirty_text import SampledAnswer, StockText
-from sparkwright.gates.logprobs import LogprobsPolicy
 from sparkwright.release import canary, decision
 from sparkwright.serving import launch
 
@@ -37,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 RECIPE, MODEL = "toy-cpu", "d" * 64
 #: The real limits on fewer and shorter texts.
 POLICY = replace(
-    strict_yaml.load(ROOT / "ci" / "gates" / "logprobs.yaml", LogprobsPolicy), texts=12, tokens=80, decode_texts=8, decode_prompt=24, decode_tokens=40, decode_batch=4
+    strict_yaml.load(ROOT / "ci" / "gates" / "logprobs.yaml", logprobs.LogprobsPolicy), texts=12, tokens=80, decode_texts=8, decode_prompt=24, decode_tokens=40, decode_batch=4
 )
 
 
@@ -210,7 +208,7 @@ def test_a_release_has_only_canaries_that_a_pass_is_behind(wheel: Path, referenc
 # What runs here.
 
 
-def test_servers_that_run_are_listed_and_those_that_ended_are_not(machine: Machine) -> None:
+def test_servers_that_run_are_listed_and_those_that_ended_are_not(machine: standin.Machine) -> None:
     """By the process that `serve` became, and not by its children, which have its variables too."""
     child = machine.start("--flag=--dtype", "--flag=float32", "--variable", "VLLM_API_KEY=geheim")
     machine.until_healthy()

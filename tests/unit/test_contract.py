@@ -20,19 +20,16 @@ from tests.refusals import refusal
 from tests.support.byte_model_server import ByteModelServer
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.cherry_picks import patch
-from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import read_json
 from sparkwright.core.states import State
 from sparkwright.gates import contract
-from sparkwright.gates.contract import ContractPolicy, KernelTrace
 from sparkwright.gates.core.server_under_test import ObservedServer, ServerIdentity
 from sparkwright.gates.core.verdict import Check
 
 ROOT = Path(__file__).parents[2]
-POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
+POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", contract.ContractPolicy)
 
 #: The lines that vLLM 0.33.0 prints with an NVFP4 model, put together from its sources; no GB10 printed them.
 #: The words of the compilation are those of a log in community-scripts/ProxmoxVED#2047.
@@ -124,10 +121,10 @@ def served(log: Path, **ended: str) -> Any:
 def judged(
     folder: Path,
     text: str = LOG,
-    recipe: Recipe = RECIPE,
+    recipe: recipes.Recipe = RECIPE,
     baseline: Path | None = None,
     profile: Path | None = None,
-    declared: tuple[DeclaredChange, ...] = (),
+    declared: tuple[patch.DeclaredChange, ...] = (),
     **ended: str,
 ) -> dict[str, Check]:
     """Return the checks of a log and a trace by name."""
@@ -140,7 +137,7 @@ def judged(
     return {check.name: check for check in checks}
 
 
-def profiled(server: Any, path: Path) -> KernelTrace | Check:
+def profiled(server: Any, path: Path) -> contract.KernelTrace | Check:
     """Return what the gate reads of a profile that *server* wrote to *path*."""
     with mock.object(contract, "record_traces", lambda *_: [path]):
         return contract.profile(POLICY, RECIPE, server, path.parent)
@@ -256,7 +253,7 @@ def test_profile_is_of_one_request_and_then_of_a_batch(served_at_once: int, batc
     recipe = replace(RECIPE, plan=replace(RECIPE.plan, max_num_seqs=served_at_once))
     found = contract.profile(POLICY, recipe, writing(lambda: trace(tmp_path / "trace.json.gz"), complete=complete), tmp_path)
 
-    assert isinstance(found, KernelTrace)
+    assert isinstance(found, contract.KernelTrace)
     assert len(set(prompts)) == len(prompts) == 1 + batch
 
 
@@ -403,7 +400,7 @@ def test_changed_class_fails_unless_the_recipe_or_a_patch_explains_it(
     assert (set(facts.classes), set(facts.kernels), facts.classes["decode moe"]) == (layers, layers, {"native-fp4": 1.0})
     baseline = recorded(tmp_path, classes={**facts.classes, **classes}, times={**facts.times, **times})
     recipe = replace(RECIPE, contract=replace(RECIPE.contract, changes=changes))
-    patches = (DeclaredChange("kernels", *declared, WHY),) if declared else ()
+    patches = (patch.DeclaredChange("kernels", *declared, WHY),) if declared else ()
     # A few microseconds more of helpers are no change.
     profile = trace(tmp_path / "trace.json.gz", duration=2000 if times == LONG else 20)
     check = judged(tmp_path, recipe=recipe, baseline=baseline, profile=profile, declared=patches)["backends"]
@@ -441,7 +438,7 @@ index 7694e6f8bc46e17e25a5357913fb9a370fb92042..a3c3f6f16176e33c3df34eaa8bd799ca
 def test_patch_declares_what_it_changes_or_is_refused() -> None:
     """What, which recipes, perhaps of which layers, and why; nothing is guessed of another form."""
     good = patch.parse("p", PATCH.format(line="Changes: kernels / nemotron-*: decode moe / b12x in place of Marlin").encode())
-    assert good.changes == (DeclaredChange("kernels", "nemotron-*", "decode moe", "b12x in place of Marlin"),)
+    assert good.changes == (patch.DeclaredChange("kernels", "nemotron-*", "decode moe", "b12x in place of Marlin"),)
     assert (good.changes[0].concerns("kernels", "nemotron-3"), good.changes[0].concerns("distributions", "nemotron-3")) == (True, False)
     for line in ("Changes: everything / * / because", "Changes: kernels / nemotron-*", "Changes: kernels"):
         with refusal("patch-invalid"):

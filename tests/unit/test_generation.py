@@ -17,21 +17,17 @@ import pytest
 from msgspec.structs import replace
 from scipy.stats import binom
 from tests.support import byte_model_server
-from tests.support.byte_model_server import ByteModelServer, Damage, Message, called, ended, only
 from tests.support.dirty_server import Talker
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.server.client import Client, ServerInvalid, ToolCall
 from sparkwright.core import strict_yaml
 from sparkwright.gates import dirty_text, generation, text_checks
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.dirty_text import SampledAnswer, StockText
-from sparkwright.gates.text_checks import GenerationPolicy
 
 ROOT = Path(__file__).parents[2]
-REAL = strict_yaml.load(ROOT / "ci" / "gates" / "generation.yaml", GenerationPolicy)
+REAL = strict_yaml.load(ROOT / "ci" / "gates" / "generation.yaml", text_checks.GenerationPolicy)
 TEXTS = strict_yaml.load(ROOT / "tests" / "server" / "learnt_texts.yaml", dict[str, str])
 #: A byte is a token, so texts are longer in tokens, and the lengths of contexts smaller.
 POLICY = replace(
@@ -47,16 +43,16 @@ QUIET = {"town": "Oslo", "crates": 7, "urgent": False}
 
 
 #: What a sound model answers to each chat of the policy.
-ANSWERS: Mapping[str, tuple[Message, str]] = {
+ANSWERS: Mapping[str, tuple[byte_model_server.Message, str]] = {
     "chat-capital": ({"content": "Canberra"}, "stop"), "chat-cut": ({"content": "Once upon"}, "length"),
-    "tool-auto": (called(CALL), "tool_calls"), "tool-required": (called(QUIET), "stop"),
+    "tool-auto": (byte_model_server.called(CALL), "tool_calls"), "tool-required": (byte_model_server.called(QUIET), "stop"),
     "reasoning-trains": ({"reasoning": "95 minutes later", "content": "At 11:15."}, "stop"),
     "structured-delivery": ({"content": json.dumps(CALL)}, "stop"),
     "image-red": ({"content": "Red."}, "stop"), "image-blue": ({"content": "It is blue."}, "stop"),
 }  # fmt: skip
 
 
-def recipe(**fields: Any) -> Recipe:
+def recipe(**fields: Any) -> recipes.Recipe:
     """Return a recipe of a model with every ability."""
     return replace(recipes.load(ROOT, "toy-cpu"), **{"abilities": tuple(generation.ABILITIES), "tool_parser": "hermes", **fields})
 
@@ -73,9 +69,9 @@ class Fleet:
         self._stack, self.launches = stack, 0
         self.server = self.start()
 
-    def start(self) -> ByteModelServer:
+    def start(self) -> byte_model_server.ByteModelServer:
         chats = {chat.image or chat.text: ANSWERS[name] for name, chat in POLICY.chats.items()}
-        server = self._stack.enter_context(ByteModelServer(MEMORY, chats))
+        server = self._stack.enter_context(byte_model_server.ByteModelServer(MEMORY, chats))
         server.drafts = True
         return server
 
@@ -92,9 +88,9 @@ def _fleet() -> Iterator[Fleet]:
 
 
 @functools.cache
-def stock() -> StockText:
+def stock() -> dirty_text.StockText:
     """Return what a stock wheel answers that is sound."""
-    with ByteModelServer() as server:
+    with byte_model_server.ByteModelServer() as server:
         return dirty_text.record(POLICY, server.client, "{prompt}", recipe(), ServerIdentity(wheel="b" * 64))
 
 
@@ -116,18 +112,18 @@ def test_a_sound_server_passes_every_check(fleet: Fleet) -> None:
     assert fleet.launches == 0
 
 
-DEEP = only(lambda step: step.decoded > 100 and len(step.tokens) < 64 + 200)
-FAR = only(lambda step: len(step.tokens) > 2200)
+DEEP = byte_model_server.only(lambda step: step.decoded > 100 and len(step.tokens) < 64 + 200)
+FAR = byte_model_server.only(lambda step: len(step.tokens) > 2200)
 
 
 #: What is wrong → the damage, the check that must fail, and why.
-MUTANTS: Mapping[str, tuple[Damage, str, str]] = {
+MUTANTS: Mapping[str, tuple[byte_model_server.Damage, str, str]] = {
     "long-context damage": (FAR, "context-2500", "facts-missing"),
     "long-context damage at the maximum": (FAR, "context-maximum", "facts-missing"),
     "deep-decode garbage": (DEEP, "deep-decode", "deep-damage"),
-    "deep-decode garbage after a prefix hit": (only(lambda step: step.cached > 0, DEEP), "deep-decode", "deep-damage"),
+    "deep-decode garbage after a prefix hit": (byte_model_server.only(lambda step: step.cached > 0, DEEP), "deep-decode", "deep-damage"),
     "NaN logits": (lambda logits, _: logits * np.nan, "replies", "not-a-number"),
-    "everything wrong": (only(lambda _: True), "answers", "answers-wrong"),
+    "everything wrong": (byte_model_server.only(lambda _: True), "answers", "answers-wrong"),
 }  # fmt: skip
 
 
@@ -142,7 +138,7 @@ def test_a_server_that_is_wrong_in_one_way_fails(fleet: Fleet, mutant: str) -> N
 def test_prefix_hit_of_deep_decode_has_whole_blocks_however_large(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """Hybrid models have blocks of 544 tokens, and a prompt of 512 found none of them."""
     monkeypatch.setattr(byte_model_server, "BLOCK", 96)
-    fleet.server.damage = only(lambda step: step.cached >= 96 and step.decoded > 100)
+    fleet.server.damage = byte_model_server.only(lambda step: step.cached >= 96 and step.decoded > 100)
     found = judged(fleet)["deep-decode"]
 
     assert (found.state, found.reason) == ("fail", "deep-damage")
@@ -151,7 +147,7 @@ def test_prefix_hit_of_deep_decode_has_whole_blocks_however_large(fleet: Fleet, 
 @pytest.mark.parametrize("length", [0, 5, 100])
 def test_a_long_generation_that_ends_early_is_damaged_from_its_end(fleet: Fleet, length: int) -> None:
     """It must not end, whatever token it meets; the gate gives a verdict instead of an error."""
-    fleet.server.answer = ended(length, POLICY.profiles["default"].deep)
+    fleet.server.answer = byte_model_server.ended(length, POLICY.profiles["default"].deep)
     found = judged(fleet)["deep-decode"]
 
     assert (found.state, found.reason) == ("fail", "deep-damage")
@@ -168,16 +164,16 @@ def test_drafts_are_there_if_the_recipe_has_them(fleet: Fleet) -> None:
 
 
 #: A fault of the template, a parser or the model → the chat, what comes in place of its answer, and the check.
-CHATS: Mapping[str, tuple[str, Message, str, str]] = {
+CHATS: Mapping[str, tuple[str, byte_model_server.Message, str, str]] = {
     "endless answer": ("chat-capital", {"content": "Canberra Canberra"}, "length", "chat"),
     "answer that does not stop at the limit": ("chat-cut", {"content": "Once"}, "stop", "chat"),
     "wrong template": ("chat-capital", {"content": "Sydney, of course"}, "stop", "chat"),
     "marks of the template in the answer": ("chat-capital", {"content": "<|im_start|>Canberra"}, "stop", "chat"),
     "tool call left in the text": ("tool-auto", {"content": '<tool_call>{"town": "Lisbon"}'}, "stop", "tool-calls"),
     "tool not called": ("tool-required", {"content": "All right."}, "stop", "tool-calls"),
-    "arguments of another schema": ("tool-required", called({**QUIET, "crates": "seven"}), "tool_calls", "tool-calls"),
-    "arguments cut": ("tool-auto", called('{"town": "Lis'), "tool_calls", "tool-calls"),
-    "wrong arguments": ("tool-auto", called({**CALL, "crates": 21}), "tool_calls", "tool-calls"),
+    "arguments of another schema": ("tool-required", byte_model_server.called({**QUIET, "crates": "seven"}), "tool_calls", "tool-calls"),
+    "arguments cut": ("tool-auto", byte_model_server.called('{"town": "Lis'), "tool_calls", "tool-calls"),
+    "wrong arguments": ("tool-auto", byte_model_server.called({**CALL, "crates": 21}), "tool_calls", "tool-calls"),
     "reasoning left in the answer": ("reasoning-trains", {"content": "<think>hm</think>11:15"}, "stop", "reasoning"),
     "reasoning not separated": ("reasoning-trains", {"content": "Well, 11:15"}, "stop", "reasoning"),
     "no JSON": ("structured-delivery", {"content": "Lisbon, 12, urgent"}, "stop", "structured-output"),
@@ -185,14 +181,14 @@ CHATS: Mapping[str, tuple[str, Message, str, str]] = {
 }
 
 
-def chats(fleet: Fleet, recipe: Recipe | None) -> dict[str, Check]:
+def chats(fleet: Fleet, recipe: recipes.Recipe | None) -> dict[str, Check]:
     """Return the checks of the abilities alone."""
     server = generation.QuestionedServer(fleet.server.client, POLICY.profiles["default"], recipe, None, 4096)
     return {check.name: check for check in generation._chats(POLICY, server)}
 
 
 @pytest.mark.parametrize(("name", "message", "finish", "check"), CHATS.values(), ids=CHATS)
-def test_a_chat_that_goes_wrong_fails_its_ability_alone(fleet: Fleet, name: str, message: Message, finish: str, check: str) -> None:
+def test_a_chat_that_goes_wrong_fails_its_ability_alone(fleet: Fleet, name: str, message: byte_model_server.Message, finish: str, check: str) -> None:
     chat = POLICY.chats[name]
     fleet.server.chats[chat.image or chat.text] = (message, finish)
     found = chats(fleet, recipe())
@@ -336,7 +332,7 @@ def test_natural_texts_are_clean(name: str) -> None:
     rules, text = REAL.dirty_text, NATURAL[name]["text"][: NATURAL[name]["cl100k"][0]]
     own = name if name in rules.languages else "english"
 
-    assert not dirty_text.find_dirt(rules, SampledAnswer(0, text, (), "length"), set())
+    assert not dirty_text.find_dirt(rules, dirty_text.SampledAnswer(0, text, (), "length"), set())
     assert dirty_text.features(rules, text, rules.words) & {*rules.languages} <= {own}
 
 
@@ -385,19 +381,19 @@ def test_a_server_without_a_prefix_cache_is_judged_without_that_switch(fleet: Fl
 
 
 #: What stands in an answer to a question in English, or to one that asks for a call → what is dirty in it; empty for nothing.
-DIRT: Sequence[tuple[Message, str]] = (
+DIRT: Sequence[tuple[byte_model_server.Message, str]] = (
     ({"content": "One sees 三 herons."}, "CJK"), ({"content": "One sees żurawie."}, "LATIN WITH"), ({"content": "A \ufffd heron."}, "U+FFFD"),
     ({"content": "<|im_end|>"}, "is left"), ({"content": "[TOOL_CALLS] []"}, "is left"), ({"content": "<｜tool▁calls▁begin｜>"}, "is left"),
     ({"content": "Am Fluss sieht man einen Reiher und zwei Boote, und das Wasser ist nicht tief."}, "german"),
     ({"content": "again and " * 8}, "again and again"), ({"content": "One meets a heron near the mill. " * 3}, "again and again"),
-    ({"content": " \n"}, "an empty answer"), (called({"town": "Oslo"}), "missing required field"), (called("{"), "truncated"),
+    ({"content": " \n"}, "an empty answer"), (byte_model_server.called({"town": "Oslo"}), "missing required field"), (byte_model_server.called("{"), "truncated"),
     ({"content": "About 5 µm, or π/2, in the café of Núñez: 144 144 144."}, ""), ({"content": "The heron waits, the heron waits; it waits."}, ""),
-    (called({**CALL, "town": "Li\ufffdbon"}), "U+FFFD"), (called(CALL), ""), ({"content": "…cut in a character\ufffd\ufffd"}, ""),
+    (byte_model_server.called({**CALL, "town": "Li\ufffdbon"}), "U+FFFD"), (byte_model_server.called(CALL), ""), ({"content": "…cut in a character\ufffd\ufffd"}, ""),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(("message", "fault"), DIRT)
-def test_dirt_is_named(fleet: Fleet, message: Message, fault: str) -> None:
+def test_dirt_is_named(fleet: Fleet, message: byte_model_server.Message, fault: str) -> None:
     """Units, formulas, loans, names, a few repetitions and an answer that is cut are none."""
     fleet.server.talk = lambda *_: (message, "stop")
     text = dirty_text.DirtyText(replace(POLICY, dirty_text=replace(POLICY.dirty_text, calls=(), chats=REAL.dirty_text.chats[:1])), fleet.server.client, "{prompt}", None)
@@ -412,15 +408,15 @@ def test_dirt_is_named(fleet: Fleet, message: Message, fault: str) -> None:
 ])  # fmt: skip
 def test_call_that_is_not_made_is_dirt_on_both_sides(theirs: int, ours: int, failing: Sequence[str], fleet: Fleet) -> None:
     """A model that answers some questions without the tool is as it is, but ours may not do so more often than the stock wheel; both are in %."""
-    def message(number: int, share: int) -> Message:
-        return {"content": "All right."} if number // 2 * 37 % 100 < share else called(CALL)
+    def message(number: int, share: int) -> byte_model_server.Message:
+        return {"content": "All right."} if number // 2 * 37 % 100 < share else byte_model_server.called(CALL)
 
     calls = (ToolCall(text_checks.TOOL, json.dumps(CALL)),)
-    answers = (SampledAnswer(number, "All right.", () if "content" in message(number, theirs) else calls, "stop") for number in range(1000))
+    answers = (dirty_text.SampledAnswer(number, "All right.", () if "content" in message(number, theirs) else calls, "stop") for number in range(1000))
     policy = replace(POLICY, dirty_text=replace(POLICY.dirty_text, chats=REAL.dirty_text.chats[:1], calls=REAL.dirty_text.calls[:1]))
     text = dirty_text.DirtyText(policy, fleet.server.client, "{prompt}", recipe())
     fleet.server.talk = lambda request, *_: (message(request["seed"], ours) if request.get("tools") else {"content": "All right."}, "stop")
-    found = {check.name: check for check in text.judge(fleet.server.client, StockText(ServerIdentity(wheel="b"), text.shape, tuple(answers)))}
+    found = {check.name: check for check in text.judge(fleet.server.client, dirty_text.StockText(ServerIdentity(wheel="b"), text.shape, tuple(answers)))}
 
     assert [name for name, check in found.items() if check.state == "fail"] == failing
     assert all("no call" in found[name].samples[0].actual for name in failing)
@@ -428,11 +424,11 @@ def test_call_that_is_not_made_is_dirt_on_both_sides(theirs: int, ours: int, fai
 
 def test_answer_in_a_foreign_language_is_dirt_even_if_the_stock_wheel_makes_no_calls(fleet: Fleet) -> None:
     """It is excused for the call that is lacking, and for nothing else."""
-    answers = (SampledAnswer(number, "All right.", (), "stop") for number in range(1000))
+    answers = (dirty_text.SampledAnswer(number, "All right.", (), "stop") for number in range(1000))
     policy = replace(POLICY, dirty_text=replace(POLICY.dirty_text, chats=REAL.dirty_text.chats[:1], calls=REAL.dirty_text.calls[:1]))
     text = dirty_text.DirtyText(policy, fleet.server.client, "{prompt}", recipe())
     fleet.server.talk = lambda request, *_: ({"content": "La casa y el río es muy bonita, pero las flores." if request.get("tools") else "All right."}, "stop")
-    found = next(text.judge(fleet.server.client, StockText(ServerIdentity(wheel="b"), text.shape, tuple(answers))))
+    found = next(text.judge(fleet.server.client, dirty_text.StockText(ServerIdentity(wheel="b"), text.shape, tuple(answers))))
 
     assert (found.state, found.reason) == ("fail", "text-dirty")
     assert "spanish" in found.samples[0].actual
@@ -469,17 +465,17 @@ def test_question_that_is_always_answered_badly_hides_no_dirt() -> None:
 ])  # fmt: skip
 def test_markup_of_a_call_that_is_cut_is_no_dirt(text: str, finish: str, fault: str) -> None:
     """An answer has a number of tokens; a call that ends there is no call to the server's parser, which leaves it in the text."""
-    assert dirty_text.find_dirt(REAL.dirty_text, SampledAnswer(0, text, (), finish), set()).startswith(fault)
-    assert fault or not dirty_text.find_dirt(REAL.dirty_text, SampledAnswer(0, text, (), finish), set())
+    assert dirty_text.find_dirt(REAL.dirty_text, dirty_text.SampledAnswer(0, text, (), finish), set()).startswith(fault)
+    assert fault or not dirty_text.find_dirt(REAL.dirty_text, dirty_text.SampledAnswer(0, text, (), finish), set())
 
 
 def test_letters_of_most_stock_answers_are_not_foreign() -> None:
     """A question may ask for another script; single words in it are dirt of the stock wheel as well."""
-    def stock_answers(share: int) -> StockText:
-        answers = (SampledAnswer(number, "仓库" if number // 10 < share else "a store", (), "stop") for number in range(100))
-        return StockText(ServerIdentity(wheel="b"), stock().shape, tuple(answers))
+    def stock_answers(share: int) -> dirty_text.StockText:
+        answers = (dirty_text.SampledAnswer(number, "仓库" if number // 10 < share else "a store", (), "stop") for number in range(100))
+        return dirty_text.StockText(ServerIdentity(wheel="b"), stock().shape, tuple(answers))
 
-    with ByteModelServer() as server:
+    with byte_model_server.ByteModelServer() as server:
         server.talk = lambda request, *_: ({"content": "仓库"}, "stop")
         failing = {}
         for share in (4, 6):

@@ -19,7 +19,6 @@ from tests.support.badserver import Listener, Say, endless, head, silent, whole
 from tests.support.mounts import mounting_shell
 
 from sparkwright.core import http
-from sparkwright.core.http import HttpFailure
 from sparkwright.core.store import Store
 from sparkwright.forks import package_index
 
@@ -71,14 +70,14 @@ ENDLESS = {
 def test_request_ends_at_its_deadline(listen: Callable[[Say], Listener], part: str) -> None:
     """Whatever part of a reply never ends, the request fails at its deadline, all attempts together."""
     began = time.monotonic()
-    with pytest.raises(HttpFailure):
+    with pytest.raises(http.HttpFailure):
         http.request("GET", listen(ENDLESS[part]).url, seconds=0.25)
     assert time.monotonic() - began < 3
 
 
 def test_request_whose_time_is_over_is_not_sent_again(listen: Callable[[Say], Listener]) -> None:
     server = listen(lambda *_: time.sleep(2))
-    with pytest.raises(HttpFailure, match=r"in [0-9]"):
+    with pytest.raises(http.HttpFailure, match=r"in [0-9]"):
         http.request("GET", server.url, seconds=0.8)
     assert len(server.asked) == 1
 
@@ -106,13 +105,13 @@ def test_content_length_is_read_strictly(listen: Callable[[Say], Listener], leng
     """What is no plain number breaks the reply, and never the program."""
     server = listen(says(OK + f"content-length: {length}\r\n\r\nhello".encode()))
 
-    with pytest.raises(HttpFailure):
+    with pytest.raises(http.HttpFailure):
         http.request("GET", server.url)
 
 
 def test_reply_is_bounded(listen: Callable[[Say], Listener]) -> None:
     """A larger body is refused, but that of an error has its own limit."""
-    with pytest.raises(HttpFailure, match="larger than 1000 bytes"):
+    with pytest.raises(http.HttpFailure, match="larger than 1000 bytes"):
         http.request("GET", listen(endless(b"x" * 65536, OK + b"\r\n")).url, limit=1000)
     error = listen(says(b"HTTP/1.1 404 No\r\ncontent-length: 2000\r\n\r\n" + b"x" * 2000))
     assert http.request("GET", error.url, limit=1000).status == 404
@@ -122,7 +121,7 @@ def test_reply_is_bounded(listen: Callable[[Say], Listener]) -> None:
 def test_redirects_end_and_stay_with_http(listen: Callable[[Say], Listener], location: str) -> None:
     """A circle of redirects fails after a few, and one to another scheme or to no address at once; without permission none is followed."""
     server = listen(says(f"HTTP/1.1 302 On\r\nlocation: {location}\r\ncontent-length: 0\r\n\r\n".encode()))
-    with pytest.raises(HttpFailure) as caught:
+    with pytest.raises(http.HttpFailure) as caught:
         http.request("GET", server.url, redirects=True, token=TOKEN)
 
     assert caught.value.kind == "redirect"
@@ -155,7 +154,7 @@ def test_failure_shows_no_credentials(listen: Callable[[Say], Listener]) -> None
     """A password in the address, and a token that the server sends back, are in no message."""
     port = listen(says(f"HTTP/1.1 {TOKEN} \x9b2J\r\n\r\n".encode())).url.rpartition(":")[2]
     for address in (f"http://me:hush@127.0.0.1:{port}", "git://me:hush@127.0.0.1", "http://me:hush@[", "somewhere"):
-        with pytest.raises(HttpFailure) as caught:
+        with pytest.raises(http.HttpFailure) as caught:
             http.request("GET", address, token=TOKEN)
         assert "hush" not in str(caught.value)
         assert "SECRET" not in str(caught.value)
@@ -258,7 +257,7 @@ def test_a_page_in_the_place_of_a_file_costs_no_part_of_it(listen: Callable[[Say
     """A proxy that wants a login answers a range with the whole of its page."""
     (part := tmp_path / "part").write_bytes(CONTENT[:1000])
     server = listen(lambda connection, _: connection.sendall(whole({"please": "log in"})))
-    with pytest.raises(HttpFailure, match="are expected"):
+    with pytest.raises(http.HttpFailure, match="are expected"):
         http.download(server.url, part, SHA256, size=len(CONTENT))
     assert part.read_bytes() == CONTENT[:1000]
 

@@ -14,41 +14,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import converters, fake_gpu, fatbins, processes, wheels
-from tests.support.converters import HEADER, POLICY, PYTHON
-from tests.support.processes import until
 
 from sparkwright.builder import host_info
-from sparkwright.builder.host_info import GpuInfo
 from sparkwright.cli import gate as gate_verb
 from sparkwright.core.process import Limits
 from sparkwright.gates import device, numerics, nvfp4, operators
 from sparkwright.gates.core import ladder
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.device import CHECKS
-from sparkwright.gates.numerics import REASONS, Converter, NumericsPolicy, Unit
 
 
-def run(tree: Path, policy: NumericsPolicy, scratch: Path) -> dict[str, Check]:
+def run(tree: Path, policy: numerics.NumericsPolicy, scratch: Path) -> dict[str, Check]:
     """Return the checks by name."""
     checks = numerics.run({"mini": tree}, policy, (), scratch)
-    assert {check.reason for check in checks} - {""} <= set(REASONS)
+    assert {check.reason for check in checks} - {""} <= set(numerics.REASONS)
     return {check.name: check for check in checks}
 
 
 def judged(tmp_path: Path, header: str, seconds: float = 240) -> Check:
     """Return the check of a converter of two values in *header*."""
     (tmp_path / "a.hpp").write_text(header, "utf-8")
-    unit = Unit("mini", ("a.hpp",), (Converter("bad", "encode", "return convert(x);", lanes=2),))
-    return run(tmp_path, NumericsPolicy(Limits(seconds=seconds, memory=1024, written=16), (unit,)), tmp_path / "scratch")["bad-sweep"]
+    unit = numerics.Unit("mini", ("a.hpp",), (numerics.Converter("bad", "encode", "return convert(x);", lanes=2),))
+    return run(tmp_path, numerics.NumericsPolicy(Limits(seconds=seconds, memory=1024, written=16), (unit,)), tmp_path / "scratch")["bad-sweep"]
 
 
 def test_a_sound_tree_passes_with_figures(tmp_path: Path) -> None:
     """Every converter of every kind passes, and states how many inputs it had."""
-    checks = run(converters.tree(tmp_path / "tree"), POLICY, tmp_path / "scratch")
+    checks = run(converters.tree(tmp_path / "tree"), converters.POLICY, tmp_path / "scratch")
     assert len(checks) == 8
     assert {check.state for check in checks.values()} == {"pass"}
     assert all(check.figures[0].value == 0 < check.figures[1].value for check in checks.values())
-    without = numerics.run({}, POLICY, (), tmp_path / "without")
+    without = numerics.run({}, converters.POLICY, (), tmp_path / "without")
     assert {(one.name, one.state, one.reason) for one in without} == {(name, "not-run", "tree-missing") for name in checks}
 
 
@@ -92,20 +87,20 @@ def test_nothing_that_a_converter_starts_goes_on(tmp_path: Path) -> None:
         f'if (!fork()) {{ execl("/bin/sleep", "sleep", "{command[1]}", nullptr); }}\nstd::exit(7);\n}}\n'
     )
     assert judged(tmp_path, header).reason == "converter-crashed"
-    until(lambda: command not in [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])], 10)
+    processes.until(lambda: command not in [process.info["cmdline"] for process in psutil.process_iter(["cmdline"])], 10)
 
 
 @pytest.mark.parametrize("values", ["x = 1", "VALUES = [1, 2, x]", "VALUES = [" + "(" * 100_000])
 def test_values_that_are_gone_or_cannot_be_read_fail(tmp_path: Path, values: str) -> None:
-    policy = NumericsPolicy(POLICY.limits, POLICY.units[1:])
-    checks = run(converters.tree(tmp_path / "tree", {PYTHON: values}), policy, tmp_path / "scratch").values()
+    policy = numerics.NumericsPolicy(converters.POLICY.limits, converters.POLICY.units[1:])
+    checks = run(converters.tree(tmp_path / "tree", {converters.PYTHON: values}), policy, tmp_path / "scratch").values()
     assert {(check.state, check.reason) for check in checks} == {("fail", "converter-missing")}
 
 
 def test_a_name_that_is_gone_fails_and_so_does_a_header(tmp_path: Path) -> None:
     """What does not compile with the others of its file is stated for each of them."""
     code = converters.CPP.replace("encode(", "other_encode(")
-    checks = run(converters.tree(tmp_path / "tree", {HEADER: code}), converters.only("mini", "mini-value"), tmp_path / "scratch")
+    checks = run(converters.tree(tmp_path / "tree", {converters.HEADER: code}), converters.only("mini", "mini-value"), tmp_path / "scratch")
     assert {name: (check.state, check.reason) for name, check in checks.items()} == dict.fromkeys(("mini-sweep", "mini-value-table"), ("fail", "converter-missing"))
     (check,) = run(tmp_path, converters.only("mini"), tmp_path / "more").values()
     assert (check.state, check.reason) == ("fail", "converter-missing")
@@ -178,7 +173,7 @@ def test_without_a_gpu_every_check_states_so(tmp_path: Path, monkeypatch: pytest
     """Every declared check is there as not run, and required as on a GPU."""
     monkeypatch.setattr(host_info, "gpus", lambda: ())
     checks = device.run(fake_gpu.POLICY, tmp_path, WHEEL, "sm_121f", Path(sys.executable))
-    assert [check.name for check in checks] == [entry.name for entry in CHECKS]
+    assert [check.name for check in checks] == [entry.name for entry in device.CHECKS]
     assert {(check.state, check.reason) for check in checks} == {("not-run", "no-gpu")}
     assert all(check.required for check in checks)
 
@@ -203,10 +198,10 @@ def test_the_architecture_comes_from_the_wheel(
     """A GPU that does not load the wheel's code is foreign."""
     body = 'for _ in cubins: print(json.dumps(dict(error="")))'
     monkeypatch.setattr(device, "DRIVER", fake_gpu.driver(tmp_path, body))
-    monkeypatch.setattr(host_info, "gpus", lambda: (GpuInfo("a GB10", "12.1", "580.1"),))
+    monkeypatch.setattr(host_info, "gpus", lambda: (host_info.GpuInfo("a GB10", "12.1", "580.1"),))
     monkeypatch.setattr(device, "unpack", lambda *_: (cubins(tmp_path), []))
     checks = {one.name: one for one in device.run(fake_gpu.POLICY, tmp_path, WHEEL, target)}
-    assert [*checks] == [entry.name for entry in CHECKS]
+    assert [*checks] == [entry.name for entry in device.CHECKS]
     if reason:
         assert {check.reason for check in checks.values()} == {reason}
         return
@@ -267,7 +262,7 @@ def test_a_wheel_without_fitting_or_readable_code_does_not_pass(
     assert (tmp_path / "000000.cubin").stat().st_size
     assert device.load_check([], 1, tmp_path).reason == "code-foreign"
     wheel = wheels.plain(tmp_path / "dist", "mini", "1.0", files={**files, "mini/_D.so": b"\x7fELF, cut off"})
-    monkeypatch.setattr(host_info, "gpus", lambda: (GpuInfo("a GB10", "12.1", "580.1"),))
+    monkeypatch.setattr(host_info, "gpus", lambda: (host_info.GpuInfo("a GB10", "12.1", "580.1"),))
     assert [one.reason for one in device.run(fake_gpu.POLICY, tmp_path, wheel, "sm_121f")] == ["", "code-unreadable"]
 
 

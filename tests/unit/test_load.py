@@ -22,18 +22,10 @@ from tests.support.thread_load import ThreadLoad
 
 from sparkwright.bench import quick_look
 from sparkwright.bench.load import vllm_bench
-from sparkwright.bench.load.vllm_bench import (
-    LoadError,
-    LoadResult,
-    LoadSpec,
-    Request,
-    VllmBench,
-)
 from sparkwright.bench.machine import monitor
 from sparkwright.bench.model import modules
 from sparkwright.bench.records import Reason
 from sparkwright.builder import host_info
-from sparkwright.builder.host_info import GpuInfo
 from sparkwright.cli import main
 from sparkwright.core import strict_yaml
 from sparkwright.core.memory import MachineMemory
@@ -43,17 +35,17 @@ from sparkwright.gates.throughput_run import ThroughputPolicy
 
 ROOT = Path(__file__).parents[2]
 STACK = strict_yaml.load(ROOT / "ci" / "gates" / "throughput.yaml", ThroughputPolicy).generator
-SPEC = LoadSpec("http://127.0.0.1:9", "reference", 8, 3, 2, 2, warmups=0, timeout_s=60.0)
+SPEC = vllm_bench.LoadSpec("http://127.0.0.1:9", "reference", 8, 3, 2, 2, warmups=0, timeout_s=60.0)
 RESULT = {
     "input_lens": [8, 8], "output_lens": [3, 0], "ttfts": [0.5, 0.0], "itls": [[0.1, 0.3], []], "errors": ["", "HTTP 429"],
     "latencies": [0.9, 0.0], "start_times": [10.25, 10.0], "unknown": None,
 }  # fmt: skip
 
 
-def program(folder: Path, body: str) -> VllmBench:
+def program(folder: Path, body: str) -> vllm_bench.VllmBench:
     """Return a program that is called like the real one, and runs *body* with the path of its result as ``out``."""
     preamble = "import os, subprocess, sys, time\nout = sys.argv[sys.argv.index('--result-dir') + 1] + '/result.json'\n"
-    return VllmBench(processes.script(folder / "vllm-rs", preamble + body, sys.executable), "vllm-rs 0.33.0")
+    return vllm_bench.VllmBench(processes.script(folder / "vllm-rs", preamble + body, sys.executable), "vllm-rs 0.33.0")
 
 
 def writes(**changes: object) -> str:
@@ -65,7 +57,7 @@ def test_result_has_requests_in_order_of_prompts_with_percentiles_of_gaps(tmp_pa
     result = program(tmp_path, writes()).measure(SPEC)
     assert result.generator == "vllm-rs 0.33.0"
     assert result.seconds == pytest.approx(1.15)
-    assert result.requests == (Request(0.25, 0.5, 0.9, 8, 3), Request(0.0, 0.0, 0.0, 8, 0, "HTTP 429"))
+    assert result.requests == (vllm_bench.Request(0.25, 0.5, 0.9, 8, 3), vllm_bench.Request(0.0, 0.0, 0.0, 8, 0, "HTTP 429"))
     figures = [result.itl_p50, result.itl_p90, result.tpot, result.ttft, result.ttft_p90, result.rate]
     assert figures == pytest.approx([0.2, 0.28, 0.2, 0.25, 0.45, 3 / 1.15])
     assert program(tmp_path, writes(itls=[[], []])).measure(SPEC).itl_p90 is None
@@ -89,7 +81,7 @@ def test_program_that_gives_no_result_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, reason: str, message: str
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    with pytest.raises(LoadError) as caught:
+    with pytest.raises(vllm_bench.LoadError) as caught:
         program(tmp_path, body).measure(replace(SPEC, timeout_s=3.0 if "sleep" in body else 60.0))
     assert caught.value.reason == reason
     assert message in caught.value.message
@@ -125,17 +117,17 @@ class Timetable:
     name = "timetable"
 
     def __init__(self, *factors: float) -> None:
-        self.specs: list[LoadSpec] = []
+        self.specs: list[vllm_bench.LoadSpec] = []
         self._factors = factors
 
-    def measure(self, spec: LoadSpec) -> LoadResult:
+    def measure(self, spec: vllm_bench.LoadSpec) -> vllm_bench.LoadResult:
         if len(self.specs) == len(self._factors):
-            raise LoadError("generator-late", "it did not finish")
+            raise vllm_bench.LoadError("generator-late", "it did not finish")
         factor = self._factors[len(self.specs)]
         self.specs.append(spec)
         latency = factor * (1.0 + 0.1 * (spec.output_tokens - 1))
-        request = Request(0.0, factor, latency, spec.prompt_tokens, spec.output_tokens)
-        return LoadResult(self.name, latency, (request,) * spec.requests, 0.1, 0.2)
+        request = vllm_bench.Request(0.0, factor, latency, spec.prompt_tokens, spec.output_tokens)
+        return vllm_bench.LoadResult(self.name, latency, (request,) * spec.requests, 0.1, 0.2)
 
 
 def test_quick_look_has_the_interval_over_its_runs_and_ends_in_time() -> None:
@@ -198,7 +190,7 @@ def test_bench_warns_of_a_busy_machine_and_a_slow_gpu_and_measures_each_cell(
 ) -> None:
     """`--quick` the first one. The GPU is looked at as by `doctor`, before the server starts."""
     monkeypatch.setattr(monitor, "disturbances", lambda *_: (Reason("machine-busy", "others use 90%"),))
-    monkeypatch.setattr(host_info, "gpus", lambda: (GpuInfo("NVIDIA GB10", "12.1", "580.95"),))
+    monkeypatch.setattr(host_info, "gpus", lambda: (host_info.GpuInfo("NVIDIA GB10", "12.1", "580.95"),))
     monkeypatch.setattr(monitor, "under_load", lambda asked: ("702 of 3,003 MHz", "the GPU stays at 702 MHz") if str(asked) in serves else ("", ""))
     cells = [*serves, "--workload", "8/130 c2"]
     written, first = quick(*cells), quick(*cells, "--quick", "--rate", "200", "--natural")
@@ -234,7 +226,7 @@ def test_quick_bench_of_a_server_that_drafts_shows_accepted_drafts_on_real_text(
     files, plain = list[Path | None](), FakeServer.metrics
 
     class Load(ThreadLoad):
-        def measure(self, spec: LoadSpec) -> LoadResult:
+        def measure(self, spec: vllm_bench.LoadSpec) -> vllm_bench.LoadResult:
             files.append(spec.prompt_file)
             return super().measure(spec)
 
@@ -291,7 +283,7 @@ def test_file_of_no_prompts_is_refused_before_anything_starts(verb: str, make: C
 
 
 @pytest.fixture(scope="module", name="real")
-def _real(user_store: Store) -> VllmBench:
+def _real(user_store: Store) -> vllm_bench.VllmBench:
     """The real program from the real wheel (336 MB, in the user's store afterwards)."""
     return vllm_bench.obtain(ROOT, STACK, user_store, offline=False)
 
@@ -306,7 +298,7 @@ SHOWN: dict[Fault, tuple[int, str]] = {
 
 @pytest.mark.network
 @pytest.mark.parametrize("fault", SHOWN)
-def test_real_program_shows_each_fault_of_a_server(real: VllmBench, fault: Fault) -> None:
+def test_real_program_shows_each_fault_of_a_server(real: vllm_bench.VllmBench, fault: Fault) -> None:
     with started(Behaviour(faults={fault: 2})) as server:
         spec = replace(SPEC, url=server.url, output_tokens=10, concurrency=1)
         # Which of the two met the fault depends on whether the program asked the server before.

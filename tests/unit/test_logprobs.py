@@ -15,53 +15,47 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from scipy.special import rel_entr, softmax
 from tests.support import byte_model_server
-from tests.support.byte_model_server import ByteModelServer, Floats, Step, ended, only
 
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.core import strict_yaml
 from sparkwright.gates import logprobs
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.logprobs import (
-    LogprobsPolicy,
-    Reference,
-    Scores,
-)
 
 #: The real limits on fewer and shorter texts.
 POLICY = replace(
-    strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "logprobs.yaml", LogprobsPolicy), texts=12, tokens=64, top=5, decode_texts=8, decode_prompt=24, decode_tokens=40, decode_batch=4,
+    strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "logprobs.yaml", logprobs.LogprobsPolicy), texts=12, tokens=64, top=5, decode_texts=8, decode_prompt=24, decode_tokens=40, decode_batch=4,
     corpus={f"genre {number}": (f"{number * 7919} cats sat on {number * 104729} mats in the rain.",) for number in range(12)},
 )  # fmt: skip
 OFFICIAL = ServerIdentity("a" * 64, "m" * 64, {"gpu": "one"}, ("--max-model-len=4096",))
 CANDIDATE = replace(OFFICIAL, wheel="c" * 64)
 
 
-def save(reference: Reference, path: Path) -> None:
+def save(reference: logprobs.Reference, path: Path) -> None:
     path.write_bytes(msgspec.json.encode(reference))
 
 
 @pytest.fixture(name="server")
-def _server() -> Iterator[ByteModelServer]:
-    with ByteModelServer() as server:
+def _server() -> Iterator[byte_model_server.ByteModelServer]:
+    with byte_model_server.ByteModelServer() as server:
         yield server
 
 
 @pytest.fixture(scope="module", name="known")
-def _known(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+def _known(tmp_path_factory: pytest.TempPathFactory) -> logprobs.Reference:
     """Return the reference of a sound server that drafts tokens, as it is read from its file."""
     path = tmp_path_factory.mktemp("reference") / "logprobs.json"
-    with ByteModelServer() as server:
+    with byte_model_server.ByteModelServer() as server:
         server.drafts = True
         save(logprobs.record(POLICY, server.client, OFFICIAL), path)
     return logprobs.load(path)
 
 
 def compared(
-    server: ByteModelServer,
-    against: Reference,
+    server: byte_model_server.ByteModelServer,
+    against: logprobs.Reference,
     tmp_path: Path,
-    policy: LogprobsPolicy = POLICY,
+    policy: logprobs.LogprobsPolicy = POLICY,
     served: ServerIdentity = CANDIDATE,
     **options: Any,
 ) -> dict[str, Check]:
@@ -74,7 +68,7 @@ def compared(
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.003])
-def test_a_sound_server_passes_against_a_recorded_reference(server: ByteModelServer, known: Reference, tmp_path: Path, noise: float) -> None:
+def test_a_sound_server_passes_against_a_recorded_reference(server: byte_model_server.ByteModelServer, known: logprobs.Reference, tmp_path: Path, noise: float) -> None:
     """Prefill, decode, a cached prefix and sampling: nothing is left out; another order of sums, as every backend has, is no fault."""
     server.drafts = True
     server.damage = lambda logits, step: logits + np.random.default_rng(len(step.tokens)).standard_normal(256) * noise
@@ -84,11 +78,11 @@ def test_a_sound_server_passes_against_a_recorded_reference(server: ByteModelSer
     assert noise or found["divergence"].figures[0].value == 0
 
 
-def noisy(logits: Floats, step: Step) -> Floats:
+def noisy(logits: byte_model_server.Floats, step: byte_model_server.Step) -> byte_model_server.Floats:
     return np.asarray(logits + np.random.default_rng(sum(step.tokens)).standard_normal(256) * 0.5)
 
 
-def finds(server: ByteModelServer, change: Callable[[int, int], int]) -> None:
+def finds(server: byte_model_server.ByteModelServer, change: Callable[[int, int], int]) -> None:
     """Let *server* find in its cache what *change* makes of the tokens that a sound one finds, and of those of the prompt."""
     sound = server.reuse
 
@@ -101,33 +95,33 @@ def finds(server: ByteModelServer, change: Callable[[int, int], int]) -> None:
     server.reuse = reuse  # type: ignore[method-assign]
 
 
-def foreign(server: ByteModelServer, step: Step) -> bool:
+def foreign(server: byte_model_server.ByteModelServer, step: byte_model_server.Step) -> bool:
     """Return whether the blocks of *step* are those of another prompt."""
     groups = (group for group in server.stored.values() if step.tokens[: len(group[-1])] in group)
     return step.cached > 0 and any(step.tokens[: len(group[0])] != group[0] for group in groups)
 
 
 BLOCK = byte_model_server.BLOCK
-DECODE = only(lambda step: step.decoded > 0)
+DECODE = byte_model_server.only(lambda step: step.decoded > 0)
 #: What is wrong → the attribute of the server and its value, or a change of it, the check that must fail and why, and checks that must pass.
-FAULTS: Mapping[str, tuple[Mapping[str, object] | Callable[[ByteModelServer], object], str, str, Sequence[str]]] = {
+FAULTS: Mapping[str, tuple[Mapping[str, object] | Callable[[byte_model_server.ByteModelServer], object], str, str, Sequence[str]]] = {
     "a temperature left in the logits": ({"damage": lambda logits, _: logits / 1.2}, "divergence", "distribution-differs", ()),
     "noise": ({"damage": noisy}, "best-token", "best-token-differs", ()),
     "garbage for one prompt": (
-        {"damage": only(lambda step: step.tokens[:24] == list(POLICY.corpus_texts()[11].encode()[:24]))}, "divergence", "text-differs", (),
+        {"damage": byte_model_server.only(lambda step: step.tokens[:24] == list(POLICY.corpus_texts()[11].encode()[:24]))}, "divergence", "text-differs", (),
     ),
     "damage in decode alone": ({"damage": DECODE}, "decode-greedy", "decode-differs", logprobs.COMPARED),
     "wrong global scale with a right-looking prefill": (
-        {"damage": only(lambda step: step.decoded > 0, lambda logits, _: logits * 0.8)}, "decode-greedy", "decode-differs", logprobs.COMPARED,
+        {"damage": byte_model_server.only(lambda step: step.decoded > 0, lambda logits, _: logits * 0.8)}, "decode-greedy", "decode-differs", logprobs.COMPARED,
     ),
     "damage in a batch alone": (
-        {"damage": only(lambda step: step.running > 1, DECODE)}, "decode-sampled-batch", "decode-differs", (*logprobs.COMPARED, "decode-greedy"),
+        {"damage": byte_model_server.only(lambda step: step.running > 1, DECODE)}, "decode-sampled-batch", "decode-differs", (*logprobs.COMPARED, "decode-greedy"),
     ),
-    "damage after a block of the KV cache": ({"damage": only(lambda step: step.decoded > 16)}, "decode-greedy", "decode-differs", logprobs.COMPARED),
-    "poisoned prefix cache": ({"damage": only(lambda step: step.cached > 0)}, "cached-prefix", "cache-differs", (*logprobs.COMPARED, "decode-greedy")),
+    "damage after a block of the KV cache": ({"damage": byte_model_server.only(lambda step: step.decoded > 16)}, "decode-greedy", "decode-differs", logprobs.COMPARED),
+    "poisoned prefix cache": ({"damage": byte_model_server.only(lambda step: step.cached > 0)}, "cached-prefix", "cache-differs", (*logprobs.COMPARED, "decode-greedy")),
     # All cached prompts have one salt; under salts of their own, none could get another's.
     "blocks of another prompt": (
-        lambda server: setattr(server, "damage", only(lambda step: foreign(server, step))), "cached-prefix", "cache-differs", ("decode-greedy",),
+        lambda server: setattr(server, "damage", byte_model_server.only(lambda step: foreign(server, step))), "cached-prefix", "cache-differs", ("decode-greedy",),
     ),
     # Each distribution is right, and one greedy token of ten is the second best.
     "drafts that are accepted too easily": (
@@ -146,7 +140,7 @@ FAULTS: Mapping[str, tuple[Mapping[str, object] | Callable[[ByteModelServer], ob
 
 
 @pytest.mark.parametrize(("change", "name", "reason", "sound"), FAULTS.values(), ids=FAULTS)
-def test_a_fault_fails_its_check(server: ByteModelServer, known: Reference, tmp_path: Path, change: Mapping[str, object] | Callable[[ByteModelServer], object], name: str, reason: str, sound: Sequence[str]) -> None:
+def test_a_fault_fails_its_check(server: byte_model_server.ByteModelServer, known: logprobs.Reference, tmp_path: Path, change: Mapping[str, object] | Callable[[byte_model_server.ByteModelServer], object], name: str, reason: str, sound: Sequence[str]) -> None:
     """Prefill is compared with the reference's for the same tokens, generated tokens with their recomputation."""
     if callable(change):
         change(server)
@@ -160,14 +154,14 @@ def test_a_fault_fails_its_check(server: ByteModelServer, known: Reference, tmp_
 
 @pytest.mark.parametrize("config", [{"top_p": 0.8, "top_k": 20}, {"repetition_penalty": 1.3}])
 def test_a_sound_server_passes_whatever_its_generation_config_says(
-    server: ByteModelServer, known: Reference, tmp_path: Path, config: dict[str, float]
+    server: byte_model_server.ByteModelServer, known: logprobs.Reference, tmp_path: Path, config: dict[str, float]
 ) -> None:
     """Logprobs are those before top_k, top_p and penalties, so the gate asks for none of them."""
     server.config = config
     assert {check.state for check in compared(server, known, tmp_path).values()} == {"pass"}
 
 
-def test_texts_that_do_not_decide_are_inconclusive(server: ByteModelServer, known: Reference, tmp_path: Path) -> None:
+def test_texts_that_do_not_decide_are_inconclusive(server: byte_model_server.ByteModelServer, known: logprobs.Reference, tmp_path: Path) -> None:
     """A limit within the interval gives neither a pass nor a failure."""
     server.damage = noisy
     mean = compared(server, known, tmp_path, replace(POLICY, text_max=50.0))["divergence"].figures[0].value
@@ -176,7 +170,7 @@ def test_texts_that_do_not_decide_are_inconclusive(server: ByteModelServer, know
     assert (found.state, found.reason) == ("inconclusive", "texts-do-not-decide")
 
 
-def test_a_noisy_machine_widens_the_limit_on_itself_alone(known: Reference, server: ByteModelServer, tmp_path: Path) -> None:
+def test_a_noisy_machine_widens_the_limit_on_itself_alone(known: logprobs.Reference, server: byte_model_server.ByteModelServer, tmp_path: Path) -> None:
     """Three times the reference's own distance is allowed, but not on another machine."""
     shaky = replace(known, floors={**known.floors, "divergence": [0.01]})
     server.damage = lambda logits, _: logits / 1.05
@@ -193,7 +187,7 @@ def test_a_noisy_machine_widens_the_limit_on_itself_alone(known: Reference, serv
     [(True, False, True, "fail"), (False, False, True, "fail"), (False, False, False, "pass"), (True, True, False, "pass")],
 )
 def test_prefix_cache_is_used_or_its_absence_announced(
-    server: ByteModelServer, known: Reference, tmp_path: Path, caches: bool, finds: bool, announced: bool, state: str
+    server: byte_model_server.ByteModelServer, known: logprobs.Reference, tmp_path: Path, caches: bool, finds: bool, announced: bool, state: str
 ) -> None:
     """A cache that finds nothing fails; that there is none, the recipe has to say."""
     server.caches = caches
@@ -205,11 +199,11 @@ def test_prefix_cache_is_used_or_its_absence_announced(
 
 
 def test_prompts_for_the_cache_have_blocks_of_the_size_that_the_server_states(
-    known: Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    known: logprobs.Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of 544 tokens, as Qwen3-Next has on 0.33.0: 256 tokens never hit them, three blocks and a half do, in whole blocks."""
     monkeypatch.setattr(byte_model_server, "BLOCK", 544)
-    with ByteModelServer() as server:
+    with byte_model_server.ByteModelServer() as server:
         few = replace(POLICY, texts=8, decode_texts=8)
         server.drafts = True
         reference = logprobs.record(few, server.client, OFFICIAL)
@@ -223,7 +217,7 @@ def test_prompts_for_the_cache_have_blocks_of_the_size_that_the_server_states(
     )
 
 
-def test_cache_of_a_hybrid_model_is_used_where_it_has_a_state(server: ByteModelServer, tmp_path: Path) -> None:
+def test_cache_of_a_hybrid_model_is_used_where_it_has_a_state(server: byte_model_server.ByteModelServer, tmp_path: Path) -> None:
     """vLLM keeps the state at the last whole block of a prompt, with drafts one block before; the stock wheel says so."""
     finds(server, lambda found, _: 2 * BLOCK * (found == 3 * BLOCK))
     reference = logprobs.record(POLICY, server.client, OFFICIAL)
@@ -244,7 +238,7 @@ REPAIRS: Mapping[str, tuple[float, str, str]] = {
 
 @pytest.mark.parametrize(("factor", "state", "reason"), REPAIRS.values(), ids=REPAIRS)
 def test_repair_is_judged_by_a_precise_reference(
-    server: ByteModelServer, tmp_path: Path, factor: float, state: str, reason: str
+    server: byte_model_server.ByteModelServer, tmp_path: Path, factor: float, state: str, reason: str
 ) -> None:
     """Ours may differ from a stock wheel that computes wrongly, and has to be nearer to the truth; undeclared, it fails."""
     server.damage = lambda logits, _: logits * 1.3
@@ -269,7 +263,7 @@ def test_repair_is_judged_by_a_precise_reference(
         *({"served": replace(OFFICIAL, model="b" * 64, wheel=wheel)} for wheel in (CANDIDATE.wheel, "")),
     ],
 )  # fmt: skip
-def test_precise_reference_that_says_nothing_is_refused(server: ByteModelServer, known: Reference, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_precise_reference_that_says_nothing_is_refused(server: byte_model_server.ByteModelServer, known: logprobs.Reference, tmp_path: Path, change: dict[str, Any]) -> None:
     """Served as the candidate is or by its own wheel, on another machine, or of other texts."""
     (tmp_path / "precise").mkdir()
     precise = replace(known, **{"served": replace(OFFICIAL, model="b" * 64), **change})
@@ -291,9 +285,9 @@ def scored(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict
 
 
 @pytest.mark.parametrize(("change", "expected", "state"), [
-    ({"answer": ended(5, POLICY.decode_tokens)}, "token-count-wrong", "invalid"),
-    ({"damage": only(lambda step: len(step.tokens) == 9, lambda logits, _: logits * np.nan)}, "not-a-number", "fail"),
-    ({"damage": only(lambda step: step.decoded == 7, lambda logits, _: logits * np.nan)}, "not-a-number", "fail"),
+    ({"answer": byte_model_server.ended(5, POLICY.decode_tokens)}, "token-count-wrong", "invalid"),
+    ({"damage": byte_model_server.only(lambda step: len(step.tokens) == 9, lambda logits, _: logits * np.nan)}, "not-a-number", "fail"),
+    ({"damage": byte_model_server.only(lambda step: step.decoded == 7, lambda logits, _: logits * np.nan)}, "not-a-number", "fail"),
     ({"answer": scored(lambda place: {key: {"logprob": -9999.0} for key in place})}, "not-a-number", "fail"),
     ({"answer": scored(lambda place: {key: {"logprob": min(score["logprob"] + 1.0, 0.0)} for key, score in place.items()})}, "not-a-number", "fail"),
     ({"answer": scored(lambda place: dict([*place.items()][:2]))}, "too-few-logprobs", "invalid"),
@@ -303,7 +297,7 @@ def scored(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict
     ({"limit": 64}, "prompt-too-long", "invalid"),
 ])  # fmt: skip
 def test_an_answer_that_does_not_count_is_no_pass(
-    server: ByteModelServer, known: Reference, tmp_path: Path, change: dict[str, Any], expected: str, state: str
+    server: byte_model_server.ByteModelServer, known: logprobs.Reference, tmp_path: Path, change: dict[str, Any], expected: str, state: str
 ) -> None:
     """NaN (also in decode alone), minus infinity, a sum above 1, too few logarithms or tokens, a web page, another tokenizer, a short context."""
     for name, value in change.items():
@@ -326,7 +320,7 @@ def test_an_answer_that_does_not_count_is_no_pass(
     ({"floors": {name: [0.05] if name in logprobs.MODES else [0.0] for name in ("divergence", "best-token", *logprobs.MODES)}}, "reference-unstable"),
 ])  # fmt: skip
 def test_a_reference_that_could_flatter_or_is_damaged_is_refused(
-    server: ByteModelServer, known: Reference, tmp_path: Path, change: dict[str, Any], expected: str
+    server: byte_model_server.ByteModelServer, known: logprobs.Reference, tmp_path: Path, change: dict[str, Any], expected: str
 ) -> None:
     """It names its wheel, model and flags, is not the candidate's own, and its sizes agree."""
     found = compared(server, replace(known, **change), tmp_path)
@@ -335,7 +329,7 @@ def test_a_reference_that_could_flatter_or_is_damaged_is_refused(
     assert {found[name].state for name in ("candidate", *logprobs.COMPARED, *logprobs.DECODED)} == {"not-run"}
 
 
-def test_a_text_with_too_few_tokens_is_refused(server: ByteModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_with_too_few_tokens_is_refused(server: byte_model_server.ByteModelServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer with very long tokens leaves too few of them."""
     monkeypatch.setattr(logprobs, "LENGTH", 40)
 
@@ -343,7 +337,7 @@ def test_a_text_with_too_few_tokens_is_refused(server: ByteModelServer, tmp_path
         logprobs.record(POLICY, server.client, OFFICIAL)
 
 
-def test_a_damaged_file_is_refused(known: Reference, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(known: logprobs.Reference, tmp_path: Path) -> None:
     """Cut short, of other sizes or another kind, nested without end, endless or not there."""
     path = tmp_path / "reference.json"
     save(known, path)
@@ -360,7 +354,7 @@ def test_a_damaged_file_is_refused(known: Reference, tmp_path: Path) -> None:
 sharpness = st.sampled_from([0.1, 1.0, 3.0, 10.0, 30.0])
 
 
-def listed(chances: Floats, token: int, top: int) -> Scores:
+def listed(chances: byte_model_server.Floats, token: int, top: int) -> logprobs.Scores:
     """Return what a server says of one position with those chances: the *top* most likely, and the token that is there."""
     with np.errstate(divide="ignore"):
         logs = np.log(chances)
@@ -369,7 +363,7 @@ def listed(chances: Floats, token: int, top: int) -> Scores:
     return logprobs.arrays([(token, told)], top + 1)
 
 
-def bound(p: Floats, q: Floats, token: int, top: int) -> float:
+def bound(p: byte_model_server.Floats, q: byte_model_server.Floats, token: int, top: int) -> float:
     return float(logprobs.lower_bound(listed(p, token, top), listed(q, token, top), top)[0])
 
 
@@ -387,7 +381,7 @@ def test_the_bound_is_never_above_the_divergence(size: int, seed: int, sharp: fl
 
 
 @pytest.mark.parametrize("digest", ["n" * 64, ""])
-def test_a_reference_of_other_weights_is_refused(server: ByteModelServer, known: Reference, tmp_path: Path, digest: str) -> None:
+def test_a_reference_of_other_weights_is_refused(server: byte_model_server.ByteModelServer, known: logprobs.Reference, tmp_path: Path, digest: str) -> None:
     """The digest decides, although both serve the same name; unknown files are not those of the reference."""
     found = compared(server, known, tmp_path, served=replace(CANDIDATE, model=digest))
 

@@ -15,22 +15,18 @@ from tests.support import processes
 from tests.support.serving_facts import SERVING
 
 from sparkwright.bench.machine import monitor, watchdog
-from sparkwright.bench.machine.monitor import MachineMonitor, ProbeError
 from sparkwright.bench.machine.state_checks import (
     MachinePolicy,
     Reading,
     Snapshot,
     disturbances,
 )
-from sparkwright.bench.machine.watchdog import watch_memory
 from sparkwright.bench.model.modules import BANDWIDTH, Bandwidth
 from sparkwright.bench.records import Reason
 from sparkwright.builder.host_info import GpuInfo
 from sparkwright.cli import doctor
-from sparkwright.cli.doctor import MachineCheck
 from sparkwright.client.environment import Marker, Prefix
 from sparkwright.core import memory, process, strict_yaml
-from sparkwright.core.memory import MachineMemory, Tenant
 from sparkwright.core.store import Store
 from sparkwright.forks.stack import Project
 
@@ -96,7 +92,7 @@ def test_probe_that_fails_says_why(tmp_path: Path, script: str | None, message: 
     if script:
         processes.script(tmp_path / "python", script)
     timeout = 0.2 if "exec" in (script or "") else 60
-    with pytest.raises(ProbeError, match=f"(?i){message}"):
+    with pytest.raises(monitor.ProbeError, match=f"(?i){message}"):
         monitor.probe(tmp_path / "python", replace(SMALL.probe, timeout=timeout), 8)
 
 
@@ -104,7 +100,7 @@ def test_session_on_a_gpu_notices_the_slow_state(tmp_path: Path) -> None:
     store, milliseconds = Store(tmp_path / "cache"), tmp_path / "fake.ms"
     fake = processes.script(tmp_path / "fake", FAKE_PROBE, sys.executable)
     milliseconds.write_text("1.0")
-    probed = MachineMonitor(SMALL, store, python=fake)
+    probed = monitor.MachineMonitor(SMALL, store, python=fake)
     assert probed.settle(0.01) == ()
     assert probed.normal == (Reading(0.001, 0.002),) * 3
     assert store.get(*BANDWIDTH, Bandwidth) == Bandwidth(1000.0, "fake")
@@ -117,9 +113,9 @@ def test_session_on_a_gpu_notices_the_slow_state(tmp_path: Path) -> None:
         assert references(probed.settle(0)) == expected
 
 
-def machine(folder: Path) -> MachineMonitor:
+def machine(folder: Path) -> monitor.MachineMonitor:
     """Return a monitor without a probe."""
-    return MachineMonitor(POLICY, Store(folder / "cache"), python=None)
+    return monitor.MachineMonitor(POLICY, Store(folder / "cache"), python=None)
 
 
 def test_gpu_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +156,7 @@ def test_watchdog_reads_the_kernels_log_from_now_on(tmp_path: Path, monkeypatch:
     kills: list[tuple[str, str]] = []
     monkeypatch.setattr(watchdog, "PERIOD", 0.001)
     monkeypatch.setattr(process, "available_megabytes", available)
-    watch_memory(1, lambda *why: kills.append(why), threading.Event(), log)
+    watchdog.watch_memory(1, lambda *why: kills.append(why), threading.Event(), log)
     assert [(reason, "0x00000051" in message) for reason, message in kills] == [("kernel-no-memory", True)]
 
 
@@ -199,7 +195,7 @@ SPARK: dict[str, Any] = {
 }
 
 
-def states(**changes: object) -> dict[str, MachineCheck]:
+def states(**changes: object) -> dict[str, doctor.MachineCheck]:
     """Return the checks of a Spark with *changes* that are not ready, by subject."""
     facts = {**SPARK, **{name.replace("_", " "): fact for name, fact in changes.items()}}
     checks = doctor.checks(facts, Project(Path(__file__).parents[2], "2026.11"))
@@ -237,11 +233,11 @@ def test_a_lack_is_explained(changes: dict[str, object], subject: str, state: st
 # Serving.
 
 
-SOUND = MachineMemory(121.7, 110.4, gpus=1, unified=True)
+SOUND = memory.MachineMemory(121.7, 110.4, gpus=1, unified=True)
 FAULT = "the GPU stays at 702 MHz under load; disconnect its power for some minutes"
 
 
-def lacks(machine: MachineMemory = SOUND, /, **changes: object) -> dict[str, MachineCheck]:
+def lacks(machine: memory.MachineMemory = SOUND, /, **changes: object) -> dict[str, doctor.MachineCheck]:
     """Return the checks of a Spark with *changes* that are not ready, by subject."""
     checks = doctor.serving(machine, SERVING | changes)
     return {check.subject: check for check in checks if check.state != "ready"}
@@ -273,10 +269,10 @@ def test_what_a_server_lacks_is_explained(changes: dict[str, object], subject: s
 
 
 def test_who_holds_memory_and_what_a_failing_driver_says_is_shown() -> None:
-    held = lacks(MachineMemory(121.7, 40.0, 1, True, (Tenant(42, "python3", 58.0),), "Driver/library version mismatch"))
+    held = lacks(memory.MachineMemory(121.7, 40.0, 1, True, (memory.Tenant(42, "python3", 58.0),), "Driver/library version mismatch"))
     assert held["free memory"].observed.endswith("held: python3 (42): 58.0 GiB")
     assert (held["nvidia-smi"].state, held["nvidia-smi"].observed) == ("look", "Driver/library version mismatch")
-    assert lacks(MachineMemory(64.0, 63.0), gpus=())["GPU"].state == "not-run"
+    assert lacks(memory.MachineMemory(64.0, 63.0), gpus=())["GPU"].state == "not-run"
 
 
 def test_facts_of_this_machine_are_those_that_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

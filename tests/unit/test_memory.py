@@ -16,9 +16,8 @@ from tests.support import processes
 
 from sparkwright.bench.server import flags
 from sparkwright.core import memory
-from sparkwright.core.memory import GIB, SPARKS, CacheShape, MachineMemory, ServerMemory, Tenant
 
-SHAPE = CacheShape(10240)
+SHAPE = memory.CacheShape(10240)
 
 #: What nvidia-smi prints of a GB10, of two GPUs with memory of their own, and of the programs on them.
 GB10 = "NVIDIA GB10, [N/A], [N/A]\n"
@@ -42,18 +41,18 @@ def printing(folder: Path, gpus: str) -> None:
 
 def test_memory_is_the_gpus_own_or_the_hosts(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GB10 does not state its memory, since it has none of its own."""
-    host = MachineMemory.here()
+    host = memory.MachineMemory.here()
     assert (host.gpus, host.shared, host.unified) == (0, True, False)
     assert 0.01 < host.free / host.total <= 1
     printing(driver, GB10)
-    spark = MachineMemory.here()
+    spark = memory.MachineMemory.here()
     assert (spark.gpus, spark.unified, spark.total, spark.failure) == (1, True, host.total, "")
-    assert Tenant(4242, "python3", 58.0) in spark.tenants
+    assert memory.Tenant(4242, "python3", 58.0) in spark.tenants
     printing(driver, H200)
-    gpu = MachineMemory.here()
+    gpu = memory.MachineMemory.here()
     assert (gpu.gpus, gpu.shared, gpu.total, gpu.free, gpu.floor()) == (2, False, 143771 / 1024, 120000 / 1024, 0.0)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert MachineMemory.here().free == 1000 / 1024
+    assert memory.MachineMemory.here().free == 1000 / 1024
 
 
 def test_lines_of_nvidia_smi_that_are_no_rows_are_left_out(driver: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,10 +60,10 @@ def test_lines_of_nvidia_smi_that_are_no_rows_are_left_out(driver: Path, monkeyp
     warning = "WARNING: infoROM is corrupted at gpu 000F:01:00.0\nWARNING: see the manual, page 3, and reboot\n"
     monkeypatch.setattr(psutil, "process_iter", lambda _: ())
     processes.script(driver / "nvidia-smi", f"case $1 in *compute-apps*) printf '{warning}4242, 59392, /opt/a,b/serve,x\n';; *) printf '{warning}{GB10}';; esac")
-    here = MachineMemory.here()
-    assert (here.gpus, here.unified, here.tenants) == (1, True, (Tenant(4242, "serve,x", 58.0),))
+    here = memory.MachineMemory.here()
+    assert (here.gpus, here.unified, here.tenants) == (1, True, (memory.Tenant(4242, "serve,x", 58.0),))
     processes.script(driver / "nvidia-smi", "echo No devices were found")
-    assert MachineMemory.here().gpus == 0
+    assert memory.MachineMemory.here().gpus == 0
 
 
 def test_guard_ends_a_server_only_below_the_floor_that_it_was_admitted_with() -> None:
@@ -87,46 +86,46 @@ def test_unified_memory_stays_unified_when_nvidia_smi_fails(driver: Path, script
     for text, machine, unified in (("Model: \t NVIDIA GB10\n", "x86_64", True), ("", "aarch64", True), ("Model: NVIDIA RTX\n", "x86_64", False)):
         monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
         information.write_text(text)
-        here = MachineMemory.here()
+        here = memory.MachineMemory.here()
         assert (here.failure, here.gpus, here.unified) == (says, 1, unified)
 
 
-def vllm_admits(server: ServerMemory, machine: MachineMemory) -> bool:
+def vllm_admits(server: memory.ServerMemory, machine: memory.MachineMemory) -> bool:
     """
     Return what vLLM 0.33 decides by its own two rules, written down from its sources; tests/server/test_admission.py asks the code itself.
     """
     settled = server.settled(machine)
-    asked = math.ceil(machine.total * GIB * (settled.share or 0.0))
+    asked = math.ceil(machine.total * memory.GIB * (settled.share or 0.0))
     blocks = math.ceil(server.length / 16) + 1
-    return machine.free * GIB >= asked and (settled.cache or 0.0) * GIB >= blocks * 16 * server.shape.token
+    return machine.free * memory.GIB >= asked and (settled.cache or 0.0) * memory.GIB >= blocks * 16 * server.shape.token
 
 
-HELD = (Tenant(7, "python", 58.0), Tenant(8, "gnome", 2.0))
+HELD = (memory.Tenant(7, "python", 58.0), memory.Tenant(8, "gnome", 2.0))
 #: Machines by name: both sizes, sound, with a tenant, and with memory that no process is seen to hold.
 MACHINES = {
-    **SPARKS, "held": replace(SPARKS["128 GB"], free=50.4, tenants=HELD), "lost": replace(SPARKS["128 GB"], free=50.4),
-    "small, held": replace(SPARKS["64 GB"], free=9.0, tenants=(Tenant(9, "ollama", 36.0),)), "GPU": MachineMemory(140.4, 139.0, 1),
+    **memory.SPARKS, "held": replace(memory.SPARKS["128 GB"], free=50.4, tenants=HELD), "lost": replace(memory.SPARKS["128 GB"], free=50.4),
+    "small, held": replace(memory.SPARKS["64 GB"], free=9.0, tenants=(memory.Tenant(9, "ollama", 36.0),)), "GPU": memory.MachineMemory(140.4, 139.0, 1),
 }  # fmt: skip
 #: Servers that something is wrong with, on some of the machines.
 SERVERS = {
-    "share beyond the floor": ServerMemory(20, cache=8, share=0.95, length=65536, shape=SHAPE),
-    "vLLM's default share": ServerMemory(20, cache=20, share=0.92, length=65536, shape=SHAPE),
-    "share of a plain model": ServerMemory(20, share=0.7, length=65536, shape=SHAPE),
-    "cache too large": ServerMemory(44.2, cache=200, length=65536, shape=SHAPE),
-    "cache too short": ServerMemory(22, cache=1, length=262144, shape=SHAPE),
-    "length too long": ServerMemory(30, length=1 << 24, shape=CacheShape(160 << 10, 1 << 28)),
-    "weights too large": ServerMemory(130, length=65536, shape=SHAPE),
-    "weights alone fit": ServerMemory(95, cache=16, length=65536, shape=SHAPE),
-    "of unknown shape": ServerMemory(60, cache=70),
-    "not downloaded": ServerMemory(0, cache=300),
+    "share beyond the floor": memory.ServerMemory(20, cache=8, share=0.95, length=65536, shape=SHAPE),
+    "vLLM's default share": memory.ServerMemory(20, cache=20, share=0.92, length=65536, shape=SHAPE),
+    "share of a plain model": memory.ServerMemory(20, share=0.7, length=65536, shape=SHAPE),
+    "cache too large": memory.ServerMemory(44.2, cache=200, length=65536, shape=SHAPE),
+    "cache too short": memory.ServerMemory(22, cache=1, length=262144, shape=SHAPE),
+    "length too long": memory.ServerMemory(30, length=1 << 24, shape=memory.CacheShape(160 << 10, 1 << 28)),
+    "weights too large": memory.ServerMemory(130, length=65536, shape=SHAPE),
+    "weights alone fit": memory.ServerMemory(95, cache=16, length=65536, shape=SHAPE),
+    "of unknown shape": memory.ServerMemory(60, cache=70),
+    "not downloaded": memory.ServerMemory(0, cache=300),
 }
 
 
-def applied(server: ServerMemory, machine: MachineMemory, text: str) -> tuple[ServerMemory, MachineMemory]:
+def applied(server: memory.ServerMemory, machine: memory.MachineMemory, text: str) -> tuple[memory.ServerMemory, memory.MachineMemory]:
     """Return what a user has who does what *text* says, by reading it as a user does."""
     words = re.findall(r"--flag=(\S+)", text)
     if cache := flags.number(words, "--kv-cache-memory-bytes"):
-        server = replace(server, cache=cache / GIB)
+        server = replace(server, cache=cache / memory.GIB)
     server = replace(server, share=flags.number(words, "--gpu-memory-utilization"))
     server = replace(server, length=int(flags.number(words, "--max-model-len") or server.length))
     for size in re.findall(r"\((?:[^()]*), (\d+\.\d) GiB\)", text):
@@ -163,8 +162,8 @@ def test_every_printed_remedy_is_admitted_here_and_by_vllm(case: str, name: str)
 def test_what_is_admitted_starts_in_vllm_and_leaves_the_floor(
     weights: float, cache: float | None, share: float | None, length: int, token: int, total: float, part: float, held: float
 ) -> None:
-    machine = MachineMemory(total, total * part, 1, unified=True, tenants=(Tenant(7, "python", held),))
-    server = ServerMemory(weights, cache, share, length=length, shape=CacheShape(token), floor=machine.floor())
+    machine = memory.MachineMemory(total, total * part, 1, unified=True, tenants=(memory.Tenant(7, "python", held),))
+    server = memory.ServerMemory(weights, cache, share, length=length, shape=memory.CacheShape(token), floor=machine.floor())
     for each, there in [(server, machine), *((r.server, r.machine) for r in memory.remedies(server, machine))]:
         if not any(memory.refusals(each, there)):
             assert vllm_admits(each, there) or not token
@@ -192,7 +191,7 @@ TEXT = {"num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads
 )  # fmt: skip
 def test_token_takes_what_the_layers_that_attend_to_everything_keep(config: dict[str, Any], dtype: str, token: int) -> None:
     """A field that is missing or wrong makes it unknown, and nothing is judged by it."""
-    shape = CacheShape.from_config(config, dtype)
+    shape = memory.CacheShape.from_config(config, dtype)
     assert shape.token == token
     if token:
         assert shape.request(shape.tokens(4.0)) <= 4.0 < shape.request(shape.tokens(4.0) + 17)
@@ -219,15 +218,15 @@ WINDOW, STATE = (64 + 8192) * 2 * 2 * 256 * 2, 32 * 128 * 64 * 8
 def test_request_takes_windows_and_states_whatever_its_length(
     config: dict[str, Any], dtype: str, parts: int, drafts: int, token: int, fixed: float
 ) -> None:
-    shape = CacheShape.from_config(config, dtype, parts, drafts)
+    shape = memory.CacheShape.from_config(config, dtype, parts, drafts)
     assert (shape.token, shape.fixed) == (token, fixed)
     # Whole blocks of 16 tokens, and one that vLLM keeps empty.
-    assert [shape.request(tokens) * GIB for tokens in (0, 1, 16, 17)] == [fixed + blocks * 16 * token for blocks in (1, 2, 2, 3)]
+    assert [shape.request(tokens) * memory.GIB for tokens in (0, 1, 16, 17)] == [fixed + blocks * 16 * token for blocks in (1, 2, 2, 3)]
     assert [shape.tokens(shape.request(tokens)) for tokens in (0, 1, 32)] == [0, 16, 32]
 
 
 #: What just fits into 64 GiB: its cache is one request of 16 tokens.
-EXACT = ServerMemory(40, cache=8, reserve=4, autotune=4, floor=8, length=16, shape=CacheShape(1 << 28))
+EXACT = memory.ServerMemory(40, cache=8, reserve=4, autotune=4, floor=8, length=16, shape=memory.CacheShape(1 << 28))
 
 
 @pytest.mark.parametrize(("changes", "free", "refused"), [
@@ -237,12 +236,12 @@ EXACT = ServerMemory(40, cache=8, reserve=4, autotune=4, floor=8, length=16, sha
     ({"weights": 1, "share": 0.5}, 32.1, []), ({"weights": 1, "share": 0.5}, 32.0, ["memory-utilization"]),
 ])  # fmt: skip
 def test_what_just_fits_is_admitted_and_no_more(changes: dict[str, float], free: float, refused: list[str]) -> None:
-    found = [*memory.refusals(replace(EXACT, **changes), MachineMemory(64.0, free, 1, unified=True))]
+    found = [*memory.refusals(replace(EXACT, **changes), memory.MachineMemory(64.0, free, 1, unified=True))]
     assert [reference for reference, _ in found] == refused
 
 
-SPARK, OWN = SPARKS["128 GB"], MachineMemory(80.0, 79.0, 1)
-PLAIN = ServerMemory(40, length=1024, shape=CacheShape(10240), floor=SPARK.floor())
+SPARK, OWN = memory.SPARKS["128 GB"], memory.MachineMemory(80.0, 79.0, 1)
+PLAIN = memory.ServerMemory(40, length=1024, shape=memory.CacheShape(10240), floor=SPARK.floor())
 
 
 @pytest.mark.parametrize(("changes", "machine", "cache"), [
@@ -250,21 +249,21 @@ PLAIN = ServerMemory(40, length=1024, shape=CacheShape(10240), floor=SPARK.floor
     ({"weights": 88, "length": 1 << 16}, SPARK, PLAIN.shape.request(1 << 16)), ({"share": 0.5}, SPARK, 0.5 * 121.7 - 48),
     ({"weights": 0}, SPARK, memory.UNKNOWN_CACHE), ({"weights": 0, "reserve": 112}, SPARK, 0), ({"floor": 0}, OWN, 0.92 * 80 - 48),
 ])  # fmt: skip
-def test_plain_server_takes_its_share_of_what_is_there_and_free(changes: dict[str, float], machine: MachineMemory, cache: float) -> None:
+def test_plain_server_takes_its_share_of_what_is_there_and_free(changes: dict[str, float], machine: memory.MachineMemory, cache: float) -> None:
     """Three quarters of a shared memory, more if its weights need that, and never what others hold; of a GPU's own what vLLM takes by itself."""
     settled = replace(PLAIN, **changes).settled(machine)
     assert settled.cache == math.floor(cache * 1024) / 1024
-    assert settled.flags(machine) == (f"--kv-cache-memory-bytes={round(settled.cache * GIB)}", f"--gpu-memory-utilization={settled.share:g}")
+    assert settled.flags(machine) == (f"--kv-cache-memory-bytes={round(settled.cache * memory.GIB)}", f"--gpu-memory-utilization={settled.share:g}")
     assert (settled.share or 0) * machine.total <= max(settled.needed, 0.5 * machine.total)
 
 
 def test_who_holds_memory_is_named_from_the_largest_down(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a GPU's own memory only what it holds, and not what its program has in the host's."""
     sizes = {10: 0.1, 11: 3.0, 12: 1.0, **dict.fromkeys(range(20, 26), 0.2)}
-    running = [type("P", (), {"pid": pid, "info": {"name": f"p{pid}", "memory_info": type("M", (), {"rss": gib * GIB})}}) for pid, gib in sizes.items()]
+    running = [type("P", (), {"pid": pid, "info": {"name": f"p{pid}", "memory_info": type("M", (), {"rss": gib * memory.GIB})}}) for pid, gib in sizes.items()]
     monkeypatch.setattr(psutil, "process_iter", lambda _: running)
     monkeypatch.setattr(memory, "query", lambda _: ([["12", "4096", "/usr/bin/python3"], ["x", "1", "y"], ["13", "[N/A]", "z"]], ""))
     shared = memory._tenants(gpus=True)
     assert [(t.pid, t.name, t.gib) for t in shared[:2]] == [(12, "python3", 5.0), (11, "p11", 3.0)]
     assert len(shared) == memory.SHOWN
-    assert memory._tenants(gpus=True, resident=False) == (Tenant(12, "python3", 4.0),)
+    assert memory._tenants(gpus=True, resident=False) == (memory.Tenant(12, "python3", 4.0),)

@@ -25,9 +25,6 @@ from tests.support.model_hub import COMMIT, ModelHub
 from tests.unit.conftest import Cli, Mini
 
 from sparkwright.bench.model import checkpoint, hub, modules, prediction
-from sparkwright.bench.model.checkpoint import Checkpoint, Tensor
-from sparkwright.bench.model.modules import ModuleAudit
-from sparkwright.bench.model.prediction import ACCEPTANCE, GB10, Serving
 from sparkwright.bench.model.slim import Slimming
 from sparkwright.core.store import Store
 
@@ -44,7 +41,7 @@ def nvfp4(name: str, rows: int, columns: int) -> list[Told]:
     ]  # fmt: skip
 
 
-def audited(folder: Path, **options: Any) -> ModuleAudit:
+def audited(folder: Path, **options: Any) -> modules.ModuleAudit:
     return modules.audit(checkpoint.read(folder), **options)
 
 
@@ -236,12 +233,12 @@ def test_any_config_gives_an_audit_or_a_reason(config: dict[str, Any], quantizat
         ("model.layers.0.mlp.experts.scale", "F32", []), ("model.layers.0.mlp.experts.down_proj", "BF16", [0]),
         ("model.layers.1.y_proj.weight", "U8", []), ("model.layers.1.y_proj.weight_scale", "F8_E4M3", []),
     ]  # fmt: skip
-    tensors = {name: Tensor(dtype, tuple(shape), 16) for name, dtype, shape in named}
+    tensors = {name: checkpoint.Tensor(dtype, tuple(shape), 16) for name, dtype, shape in named}
     found = checkpoint.Checkpoint({"num_hidden_layers": 2, "num_experts_per_tok": 1, "quantization_config": quantization, **config}, tensors)
     with allowed("checkpoint-invalid", "mixture-joined", "mixture-undeclared"):
         audit = modules.audit(found)
         assert 0 < audit.weights <= audit.bytes
-        assert msgspec.json.decode(msgspec.json.encode(audit), type=ModuleAudit) == audit
+        assert msgspec.json.decode(msgspec.json.encode(audit), type=modules.ModuleAudit) == audit
         model, serving = prediction.read(found), prediction.Serving(drafts=2)
         assert model.step(serving).total > 0
         assert all(lever.gain > 0 for lever in prediction.levers(model, serving, (0.5, 0.9), "0.33", []))
@@ -470,11 +467,11 @@ def test_large_and_hostile_declarations_are_judged_in_linear_time(tmp_path: Path
 STATE = {"linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128}
 
 
-def of(folder: Path, config: dict[str, Any], tensors: list[Told]) -> Checkpoint:
+def of(folder: Path, config: dict[str, Any], tensors: list[Told]) -> checkpoint.Checkpoint:
     return checkpoint.read(write(folder, config, tensors))
 
 
-def drafting(folder: Path) -> Checkpoint:
+def drafting(folder: Path) -> checkpoint.Checkpoint:
     """Return four layers of Qwen3.6 with 16 experts, of which a token takes two, and a layer that drafts with as many."""
     config, tensors = qwen(4, 16, 2, 100_000)
     tensors += plain("mtp.fc", 2048, 4096)
@@ -492,7 +489,7 @@ def test_tokens_read_as_many_experts_as_an_even_router_picks(tmp_path: Path, eve
     model = prediction.read(of(tmp_path / "m", config, told))
     routes = itertools.combinations(range(every), taken)
     sizes = [len(set().union(*route)) for route in itertools.product([*routes], repeat=tokens)]
-    step = model.step(Serving(requests=tokens, context=0))
+    step = model.step(prediction.Serving(requests=tokens, context=0))
     assert step.weights == pytest.approx(32 * 32 * 2 * sum(sizes) / len(sizes))
 
 
@@ -500,22 +497,22 @@ def test_a_step_reads_weights_cache_and_drafts(tmp_path: Path) -> None:
     """Of one request without context and drafts it is the audit's; each part by hand for four requests with two drafts."""
     source = drafting(tmp_path / "m")
     model = prediction.read(source)
-    assert model.step(Serving(context=0)).weights == pytest.approx(model.audit.weights)
+    assert model.step(prediction.Serving(context=0)).weights == pytest.approx(model.audit.weights)
     rows = {(row.group, row.modules): row for row in model.audit.rows}
-    step = model.step(Serving(requests=4, drafts=2, context=1000, cache="fp8", head="fp8", vocabulary=25_000))
+    step = model.step(prediction.Serving(requests=4, drafts=2, context=1000, cache="fp8", head="fp8", vocabulary=25_000))
     key, state = 2 * 2 * 256, 3 * 32 * 128 * 128 * 8
     assert step.cache == 4 * (1000 * key + state)
     experts = sum(row.bytes for (group, name), row in rows.items() if group == "mtp" and "experts" in name)
     head = 100_000 * 2048 * 2 / 4 / 2
     assert step.drafts == pytest.approx(2 * (experts * (1 - (14 / 16) ** 4) + 2048 * 4096 * 2 + head + 4 * 1000 * key))
-    assert model.step(Serving(requests=4, drafts=0)).drafts == 0
-    alone = model.step(Serving(requests=12, context=1000, cache="fp8")).weights
+    assert model.step(prediction.Serving(requests=4, drafts=0)).drafts == 0
+    alone = model.step(prediction.Serving(requests=12, context=1000, cache="fp8")).weights
     assert step.weights == pytest.approx(alone)
 
 
 def test_speed_follows_bytes_bandwidth_and_acceptance(tmp_path: Path) -> None:
     model = prediction.read(drafting(tmp_path / "m"))
-    serving = Serving(drafts=2)
+    serving = prediction.Serving(drafts=2)
     rate = model.rate(serving, (200.0, 240.0), (0.5, 0.8))
     step, rows = model.step(serving).total, [row for row in model.audit.rows if row.group == "experts"]
     apart = sum(row.bytes for row in rows) * ((1 - (14 / 16) ** 3) - 2 / 16)
@@ -526,7 +523,7 @@ def test_a_published_speed_is_in_the_interval(tmp_path: Path) -> None:
     """Seed report 003's 44.32 tok/s of Qwen3.6 without drafts, by the shapes of transformers' defaults, 200 tokens."""
     config, tensors = qwen(40, 256, 8, 248320)
     model = prediction.read(of(tmp_path / "m", {**config, **STATE}, tensors))
-    rate = model.rate(Serving(context=200), GB10, ACCEPTANCE)
+    rate = model.rate(prediction.Serving(context=200), prediction.GB10, prediction.ACCEPTANCE)
     assert rate.low < 44.32 < rate.high < 1.35 * 44.32
 
 
@@ -540,14 +537,14 @@ def test_levers_say_what_is_saved_and_what_loads(tmp_path: Path, method: str | N
     stated = source.config if method is None else {**source.config, "quantization_config": {"quant_method": method}}
     if method is None:
         stated = {name: value for name, value in stated.items() if name != "quantization_config"}
-    source = Checkpoint(stated, source.tensors)
-    found = {lever.change: lever for lever in prediction.levers(prediction.read(source), Serving(drafts=2), ACCEPTANCE, "0.33.0", [prediction.VOCABULARY_PATCH])}
+    source = checkpoint.Checkpoint(stated, source.tensors)
+    found = {lever.change: lever for lever in prediction.levers(prediction.read(source), prediction.Serving(drafts=2), prediction.ACCEPTANCE, "0.33.0", [prediction.VOCABULARY_PATCH])}
     gains = [lever.gain for lever in found.values()]
     assert gains == sorted(gains, reverse=True)
     side = 3 * (12288 * 2048 + 2048 * 4096 - 4 * (12288 + 2048))
     assert found["side layers in FP8"].saved == side
     assert found["side layers in FP8"].loads.startswith(METHODS[method])
-    before = prediction.read(source).step(Serving(drafts=2)).total
+    before = prediction.read(source).step(prediction.Serving(drafts=2)).total
     assert found["side layers in FP8"].gain == pytest.approx(before / (before - side) - 1)
     assert found["draft head in FP8"].saved == 2 * 100_000 * 2048
     assert found["cache in FP8"].saved == pytest.approx(3 * 4096 * 2 * 2 * 256)
@@ -563,7 +560,7 @@ def test_levers_say_what_is_saved_and_what_loads(tmp_path: Path, method: str | N
 def test_what_the_stack_cannot_load_says_why(tmp_path: Path, config: dict[str, Any], version: str, word: str) -> None:
     source = drafting(tmp_path / "m")
     model = prediction.read(replace(source, config={**source.config, **config}))
-    levers = prediction.levers(model, Serving(drafts=1), ACCEPTANCE, version, [])
+    levers = prediction.levers(model, prediction.Serving(drafts=1), prediction.ACCEPTANCE, version, [])
     loads = {lever.change: lever.loads for lever in levers}
     assert word in loads["cache in NVFP4"]
     assert loads["draft vocabulary of 32,768"] == "no: without our patch"
@@ -584,7 +581,7 @@ def test_layouts_of_other_makers_are_read(tmp_path: Path) -> None:
     (folder / "config.json").rename(folder / "consolidated.config")
     (folder / "params.json").write_text(json.dumps({"n_layers": 1, "dim": 256, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64, "moe": {"num_experts_per_tok": 1}}))
     model = prediction.read(checkpoint.read(folder))
-    assert (model.audit.layers, model.audit.experts, model.shape(Serving()).token) == (1, (2, 1), 2 * 2 * 64 * 2)
+    assert (model.audit.layers, model.audit.experts, model.shape(prediction.Serving()).token) == (1, (2, 1), 2 * 2 * 64 * 2)
     with refusal("model-missing", match=r"config\.json"):
         Slimming(folder, "fp8")
 

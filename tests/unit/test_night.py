@@ -22,7 +22,6 @@ from tests.unit.conftest import ROOT, Cli
 
 from sparkwright.audit.wheel import read_subject
 from sparkwright.bench.model import slim
-from sparkwright.bench.model.slim import Slimming
 from sparkwright.bench.recipes import preflight
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.cli import main
@@ -32,8 +31,6 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.core import ladder, night
 from sparkwright.gates.core.builder import GateBuilder
-from sparkwright.gates.core.ladder import GATES, SERVED, VerdictFile
-from sparkwright.gates.core.night import ENVIRONMENTS, REFERENCE, Night, NightStep
 from sparkwright.gates.core.server_under_test import GateOptions, Pace
 from sparkwright.gates.core.verdict import (
     Check,
@@ -156,7 +153,7 @@ def test_a_model_that_is_no_slimmer_copy_of_the_one_it_is_compared_with_is_refus
     config = {"model_type": "x", "num_hidden_layers": 1}
     for folder, size in ((original, 64), (tmp_path / "other", 32)):
         checkpoints.write(folder, config, [("model.layers.0.o_proj.weight", "BF16", [64, 64]), ("model.norm.weight", "BF16", [size])])
-    Slimming(tmp_path / "other" if other == "other" else original, "fp8").write(copy)
+    slim.Slimming(tmp_path / "other" if other == "other" else original, "fp8").write(copy)
     if other == "begun":
         (copy / "config.json").unlink()
     model = original if other == "plain" else copy
@@ -223,7 +220,7 @@ def test_a_killed_night_continues_behind_its_last_finished_step(
     decision.require_logged(wheel, document.parent, stored)
 
 
-def rendered(path: Path, answer: str = "", made: Sequence[NightStep] = (), wheel: str = "tiny.whl") -> str:
+def rendered(path: Path, answer: str = "", made: Sequence[night.NightStep] = (), wheel: str = "tiny.whl") -> str:
     """Return the page of a night that measured the wheel at *path*."""
     return night.render_page(
         state="fail", answer=answer, recipe="toy-cpu", model="Toy", stack="2026.11", wheel=wheel, sha256="a" * 64, stock="b" * 64, steps=made,
@@ -234,7 +231,7 @@ def rendered(path: Path, answer: str = "", made: Sequence[NightStep] = (), wheel
 def test_the_answer_comes_first_and_ratios_before_figures(tmp_path: Path) -> None:
     """One file without scripts or addresses; gates of one cause are one text."""
     late = not_run("ladder", "G7 takes about 2 h, and 9 min are left", "budget-spent")
-    made = [NightStep(name, check.state, "", verdict=Verdict(name, "", "", "", (check,))) for name, check in (("G4", passed("prompts", "")), ("G7", late))]
+    made = [night.NightStep(name, check.state, "", verdict=Verdict(name, "", "", "", (check,))) for name, check in (("G4", passed("prompts", "")), ("G7", late))]
     answer = night.answer("toy-cpu", made, ("G4", "G5", "G7"), {})
     assert answer == (
         "Not verified for toy-cpu: G7 not-run (G7 takes about 2 h, and 9 min are left: budget-spent); "
@@ -250,7 +247,7 @@ def test_the_answer_comes_first_and_ratios_before_figures(tmp_path: Path) -> Non
 def test_a_pass_says_on_which_machine_and_after_how_many_attempts() -> None:
     """A release may name another GPU, or admit fewer attempts."""
     made = [
-        NightStep(name, "pass", "", verdict=Verdict(name, "", "", "", (passed("prompts", ""),), attempt=4 if name == "G5" else 3))
+        night.NightStep(name, "pass", "", verdict=Verdict(name, "", "", "", (passed("prompts", ""),), attempt=4 if name == "G5" else 3))
         for name in ladder.GATES
     ]
     answer = night.answer("toy-cpu", made, [*ladder.GATES], {"gpu": "NVIDIA H200 (SM 9.0)"})
@@ -265,7 +262,7 @@ def test_no_table_of_the_page_is_wider_than_a_screen(tmp_path: Path) -> None:
         figures=(Figure("a long name of a figure " * 4, 123456.789, "tok/s", bound=1e9),), samples=(Sample("void cutlass::" + "Kernel" * 60, "e" * 200, "f" * 200),),
     )  # fmt: skip
     steps = tuple(
-        NightStep(name, "fail", f"{name}: {check.message}", 86400.0, 86400.0, Verdict(name, "", "", "", (check,) * 30, "qwen3-next-80b-nvfp4-flashinfer-cutlass"))
+        night.NightStep(name, "fail", f"{name}: {check.message}", 86400.0, 86400.0, Verdict(name, "", "", "", (check,) * 30, "qwen3-next-80b-nvfp4-flashinfer-cutlass"))
         for name in ladder.GATES
     )
     folder = tmp_path / "site"
@@ -279,7 +276,7 @@ def test_no_table_of_the_page_is_wider_than_a_screen(tmp_path: Path) -> None:
 SPARK = night.assumed_pace(23)
 RECIPE = "qwen3-30b-a3b-nvfp4"
 
-Tonight = Callable[..., Night]
+Tonight = Callable[..., night.Night]
 
 
 @pytest.fixture(name="tonight")
@@ -289,10 +286,10 @@ def _tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tonight:
     wheel, model = wheels.plain(tmp_path, "tiny", "1.0"), standin.model(tmp_path / "model")
     pythons = tuple(refserved.environment(tmp_path / name, Behaviour()) for name in ("ours", "stock"))
 
-    def make(output: str = "dist", hours: float | None = None, **changes: object) -> Night:
+    def make(output: str = "dist", hours: float | None = None, **changes: object) -> night.Night:
         context = RunContext(Project(ROOT, "2026.11"), Store(tmp_path / "store"), (), tmp_path / output, offline=True)
         options = replace(GateOptions(wheel=wheel, serve=model, recipe=RECIPE, task="gsm8k"), **changes)
-        return Night(context, options, "0" * 64, (pythons[0], pythons[1]), hours=hours)
+        return night.Night(context, options, "0" * 64, (pythons[0], pythons[1]), hours=hours)
 
     return make
 
@@ -302,14 +299,14 @@ def test_a_budget_reaches_throughput(hours: float, start: float, slower: float, 
     """Our server starts within G3, and as late or answers as slowly as it may: the soak takes what is left, and G8 still begins."""
     clock = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: clock)
-    monkeypatch.setattr(Night, "_measured_pace", SPARK)
+    monkeypatch.setattr(night.Night, "_measured_pace", SPARK)
     ours = Pace(start, SPARK.prefill_tokens_s / slower, SPARK.decode_tokens_s / slower, SPARK.requests_s / slower)
     made = tonight(hours=hours)
     soak = made._policies.soak
     for name in made._order:
         assert made._reason_not_to_begin(name) is None, name
         expected = made.estimate(name)[0]
-        if name not in SERVED:
+        if name not in ladder.SERVED:
             seconds = expected
         elif name == "G7":
             load = min(soak.seconds, made.left_s(name))
@@ -319,7 +316,7 @@ def test_a_budget_reaches_throughput(hours: float, start: float, slower: float, 
             pace = made._own_pace or SPARK
             seconds = expected if pace == ours else slower * made._gate_seconds(name) + start
         clock += seconds
-        made._steps[name] = NightStep(name, "pass", "", seconds, expected)
+        made._steps[name] = night.NightStep(name, "pass", "", seconds, expected)
         if name == "G3":
             made._own_pace = ours
     assert clock <= hours * 3600
@@ -328,40 +325,40 @@ def test_a_budget_reaches_throughput(hours: float, start: float, slower: float, 
 def test_the_first_plan_is_of_a_spark_and_has_every_step(tonight: Tonight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing was measured: the model's bytes and a stated pace, with the answers of the stock wheel, and a start for each turn without room for two."""
     plan = {name: (seconds, source) for name, _, seconds, source in tonight().plan()}
-    assert [*plan] == [ENVIRONMENTS, "G0", "G1", "G2", REFERENCE, *SERVED]
-    assert plan[ENVIRONMENTS] == (0.0, "done")
+    assert [*plan] == [night.ENVIRONMENTS, "G0", "G1", "G2", night.REFERENCE, *ladder.SERVED]
+    assert plan[night.ENVIRONMENTS] == (0.0, "done")
     # The first gate of our server waits for its start, too.
     policy = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", SoakPolicy)
     load = policy.stock * len(policy.load.concurrencies)
-    assert plan[REFERENCE][0] == pytest.approx(load + sum(plan[gate][0] for gate in ("G3", "G4", "G5", "G6")))
-    assert {source for name, (_, source) in plan.items() if name in SERVED} == {"a Spark, assumed"}
+    assert plan[night.REFERENCE][0] == pytest.approx(load + sum(plan[gate][0] for gate in ("G3", "G4", "G5", "G6")))
+    assert {source for name, (_, source) in plan.items() if name in ladder.SERVED} == {"a Spark, assumed"}
     with (tmp_path / "model" / "more.safetensors").open("wb") as file:
         file.truncate(50 * 10**9)
-    assert tonight().estimate(REFERENCE)[0] == pytest.approx(plan[REFERENCE][0] + 50, abs=1)
+    assert tonight().estimate(night.REFERENCE)[0] == pytest.approx(plan[night.REFERENCE][0] + 50, abs=1)
     assert tonight(workload=("1024/256 c1",)).estimate("G8")[0] < 0.6 * plan["G8"][0]
     # Where a quarter of the requests has a seat, the others wait.
     few = tonight(recipe="qwen3-coder-next-nvfp4")
     assert few.estimate("G6")[0] > 1.5 * plan["G6"][0]
-    assert few.estimate(REFERENCE)[0] > plan[REFERENCE][0] + 0.5 * plan["G6"][0]
+    assert few.estimate(night.REFERENCE)[0] > plan[night.REFERENCE][0] + 0.5 * plan["G6"][0]
     monkeypatch.setattr(preflight, "both_fit", lambda *_: False)
     assert tonight().estimate("G8")[0] > plan["G8"][0] + 4 * 3 * SPARK.start_s
     for profile, most in (("random", 0.05), ("learnt", 0.05), ("fluent", 1.0)):
         assert tonight(profile=profile).estimate("G4")[0] < most * plan["G4"][0], profile
-        assert tonight(profile=profile).estimate(REFERENCE)[0] < plan[REFERENCE][0]
+        assert tonight(profile=profile).estimate(night.REFERENCE)[0] < plan[night.REFERENCE][0]
     (tmp_path / "stock" / "bin" / "python").unlink()
-    assert tonight().estimate(ENVIRONMENTS)[0] > 0
+    assert tonight().estimate(night.ENVIRONMENTS)[0] > 0
 
 
 @pytest.mark.parametrize("reason", ["machine-busy", "gpu-shared", "machine-unsteady", "step-unreachable", "disk-full", "program-fault"])
 def test_what_the_machine_spoiled_is_tried_again_also_after_a_kill(reason: str, tonight: Tonight, tmp_path: Path) -> None:
     """A kill leaves a night that has not ended, in which a failure of the wheel is finished."""
     made, subject = tonight(), read_subject(tmp_path / "tiny-1.0-py3-none-any.whl")
-    file = VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
+    file = ladder.VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
     for name, cause in (("G4", "reply-empty"), ("G5", reason)):
         checks = (passed("legs", ""), invalid("measured", "", cause))
-        verdict = Verdict(name, GATES[name], subject.sha256, "", checks, RECIPE)
+        verdict = Verdict(name, ladder.GATES[name], subject.sha256, "", checks, RECIPE)
         file.store(Ladder("2026.11", subject, (verdict,)))
-        made._finish(NightStep(name, "invalid", "", 60.0, 60.0, verdict))
+        made._finish(night.NightStep(name, "invalid", "", 60.0, 60.0, verdict))
     again = tonight()
     assert [again.estimate(name)[1] == "done" for name in ("G4", "G5")] == [True, False]
 
@@ -369,34 +366,34 @@ def test_what_the_machine_spoiled_is_tried_again_also_after_a_kill(reason: str, 
 def test_gates_that_ran_one_by_one_count_together(tonight: Tonight, tmp_path: Path) -> None:
     """The last of them says what publish will say (seen on a GPU: "G0 not asked for", which had passed)."""
     made, subject = tonight(only=("G8",)), read_subject(tmp_path / "tiny-1.0-py3-none-any.whl")
-    file = VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
+    file = ladder.VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
 
     def finish(name: str, recipe: str) -> Verdict:
-        verdict = Verdict(name, GATES[name], subject.sha256, "", (passed("check", ""),), recipe, model="m" if recipe else "")
+        verdict = Verdict(name, ladder.GATES[name], subject.sha256, "", (passed("check", ""),), recipe, model="m" if recipe else "")
         file.store(Ladder("2026.11", subject, (verdict,)))
         return verdict
 
-    for name in GATES:
+    for name in ladder.GATES:
         if name not in ("G6", "G8"):
-            finish(name, RECIPE if name in SERVED else "")
+            finish(name, RECIPE if name in ladder.SERVED else "")
     finish("G6", "another-recipe")
-    made._finish(NightStep("G8", "pass", "", 60.0, 60.0, finish("G8", RECIPE)))
+    made._finish(night.NightStep("G8", "pass", "", 60.0, 60.0, finish("G8", RECIPE)))
     assert made.answer == f"Not verified for {RECIPE}: G6 not asked for."
     finish("G6", RECIPE)
     assert made.answer.endswith(f"every gate passed for {RECIPE}.")
-    assert [step.name for step in made._done] == [*GATES]
+    assert [step.name for step in made._done] == [*ladder.GATES]
 
 
 def test_a_night_of_which_only_a_gate_of_the_wheel_is_left_has_a_plan(tonight: Tonight, tmp_path: Path) -> None:
     """Nothing stops behind a G2 that could not run, so that all others may have passed."""
     made, subject = tonight(), read_subject(tmp_path / "tiny-1.0-py3-none-any.whl")
-    file = VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
-    for name in SERVED:
-        verdict = Verdict(name, GATES[name], subject.sha256, "", (passed("check", ""),), RECIPE, model="m")
+    file = ladder.VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
+    for name in ladder.SERVED:
+        verdict = Verdict(name, ladder.GATES[name], subject.sha256, "", (passed("check", ""),), RECIPE, model="m")
         file.store(Ladder("2026.11", subject, (verdict,)))
-        made._finish(NightStep(name, "pass", "", 60.0, 60.0, verdict))
+        made._finish(night.NightStep(name, "pass", "", 60.0, 60.0, verdict))
     plan = {name: source for name, _, _, source in tonight().plan()}
-    assert {plan[name] for name in SERVED} == {"done"}
+    assert {plan[name] for name in ladder.SERVED} == {"done"}
     assert plan["G2"] != "done"
 
 
@@ -405,10 +402,10 @@ def test_a_finished_gate_counts_as_long_as_it_is_true(change: str, tonight: Toni
     """Of the same packages on both sides, and with its verdict beside the wheel; a later one of a single gate replaces it."""
     made, subject = tonight(), read_subject(tmp_path / "tiny-1.0-py3-none-any.whl")
     checks = passed("replies", "12 of 12"), failed("replies", "11 of 12", "reply-empty")
-    first, later = (Verdict("G4", GATES["G4"], subject.sha256, "", (check,), RECIPE) for check in checks)
-    file = VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
+    first, later = (Verdict("G4", ladder.GATES["G4"], subject.sha256, "", (check,), RECIPE) for check in checks)
+    file = ladder.VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
     file.store(Ladder("2026.11", subject, (first,)))
-    made._finish(NightStep("G4", "pass", "", 60.0, 60.0, first))
+    made._finish(night.NightStep("G4", "pass", "", 60.0, 60.0, first))
     if change in ("ours", "stock"):
         (site,) = (tmp_path / change).glob("lib/python3.*/site-packages")
         (site / "torch-2.14.1.dist-info").mkdir()

@@ -20,15 +20,11 @@ from tests.support import standin
 from tests.support.checkpoints import write
 
 from sparkwright.bench.model import checkpoint, modules
-from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes import preflight, recipe, traps, workloads
-from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.recipes.workloads import WorkloadCell, Workloads
 from sparkwright.bench.server import flags, wheel_identity
 from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan
 from sparkwright.core import config, memory, strict_yaml
 from sparkwright.core.files import sha256_bytes
-from sparkwright.core.memory import SPARKS, MachineMemory
 from sparkwright.gates.contract import ContractPolicy
 from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
 from sparkwright.gates.throughput_run import ThroughputPolicy
@@ -38,7 +34,7 @@ WORKLOADS = workloads.load(ROOT)
 RULE = strict_yaml.load(ROOT / "ci" / "gates" / "throughput.yaml", ThroughputPolicy)
 NAMES = tuple(recipe.files(ROOT))
 #: A DGX Spark (119.7 GiB in seed reports 000 and 001) on which nothing runs.
-SPARK = MachineMemory(119.7, 119.7, 1, unified=True)
+SPARK = memory.MachineMemory(119.7, 119.7, 1, unified=True)
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
 
 
@@ -50,7 +46,7 @@ def plain() -> dict[str, Any]:
 def fits(name: str) -> str:
     """Return the smallest Spark that the plan of the recipe *name* fits, as the page says it."""
     reviewed = recipe.load(ROOT, name)
-    sizes = [size for size in ("64 GB", "128 GB") if not preflight.findings(reviewed, (), SPARKS[size])]
+    sizes = [size for size in ("64 GB", "128 GB") if not preflight.findings(reviewed, (), memory.SPARKS[size])]
     return ("2 × " if reviewed.nodes == 2 else "") + sizes[0]
 
 
@@ -210,11 +206,11 @@ def test_broken_recipe_does_not_load(case: str, tmp_path: Path) -> None:
         recipe.load(tmp_path, "gpt-oss-120b-mxfp4")
 
 
-def changed(**changes: Any) -> Recipe:
-    return msgspec.convert({**plain(), **changes}, Recipe)
+def changed(**changes: Any) -> recipe.Recipe:
+    return msgspec.convert({**plain(), **changes}, recipe.Recipe)
 
 
-def planned(**changes: Any) -> Recipe:
+def planned(**changes: Any) -> recipe.Recipe:
     return changed(plan={**plain()["plan"], **changes})
 
 
@@ -242,10 +238,10 @@ def test_checkpoint_has_its_bytes_and_drafting_layers(changes: dict[str, Any], t
     assert (size.bytes, size.drafts) == ((2 + len(tensors)) * 2 * 64 * 64, drafts)
 
 
-GOOD = ModuleAudit("qwen3_next", "NVFP4 (modelopt)", 48, (512, 10), round(44.2 * 2**30), True, 1e9, ())
+GOOD = modules.ModuleAudit("qwen3_next", "NVFP4 (modelopt)", 48, (512, 10), round(44.2 * 2**30), True, 1e9, ())
 MTP = recipe.load(ROOT, "qwen3-next-80b-nvfp4-marlin-mtp")
 #: A recipe and its checkpoint, or None if that is not at hand → what is wrong with them; the checkpoint on disk decides over the plan.
-WRONG: dict[str, tuple[Recipe, ModuleAudit | None, set[str]]] = {
+WRONG: dict[str, tuple[recipe.Recipe, modules.ModuleAudit | None, set[str]]] = {
     "drafts without a head": (changed(speculation='{"method":"mtp"}'), None, {"speculation-headless"}),
     "drafts of another model": (changed(speculation='{"method":"mtp","model":"a/b"}'), None, set()),
     "a cell that is too long": (planned(max_model_len=2048), None, {"cell-too-long"}),
@@ -261,13 +257,13 @@ WRONG: dict[str, tuple[Recipe, ModuleAudit | None, set[str]]] = {
 
 
 @pytest.mark.parametrize(("wrong", "audit", "references"), WRONG.values(), ids=WRONG)
-def test_error_of_a_recipe_has_its_reference(wrong: Recipe, audit: ModuleAudit | None, references: set[str]) -> None:
+def test_error_of_a_recipe_has_its_reference(wrong: recipe.Recipe, audit: modules.ModuleAudit | None, references: set[str]) -> None:
     # The second recipe needs a file of prompts, and has cells that are longer than it serves.
     cells = () if audit else WORKLOADS.cells(*wrong.workloads)
     assert {finding.reference for finding in preflight.findings(wrong, cells, SPARK, audit)} == references
 
 
-def drafted(**changes: Any) -> Recipe:
+def drafted(**changes: Any) -> recipe.Recipe:
     """Return a recipe with MTP whose only release has *changes*."""
     mtp = '{"method":"mtp","num_speculative_tokens":2}'
     return changed(speculation=mtp, versions=[{"vllm": ">=0.33,<0.34", **changes}])
@@ -299,11 +295,11 @@ def test_a_draft_vocabulary_is_given_to_our_wheels_alone(data: Path) -> None:
 
 
 @pytest.mark.parametrize("given", [recipe.load(ROOT, "toy-cpu"), None], ids=["recipe", "model"])
-def test_a_gate_starts_a_server_with_the_variables_of_serve(given: Recipe | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gate_starts_a_server_with_the_variables_of_serve(given: recipe.Recipe | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that the installed vLLM reads, as `test_serving` has them; what the user states stays."""
     python = standin.environment(tmp_path / "env")
     next(tmp_path.rglob("vllm/envs.py")).write_text(f'"{RESERVE}": None,\n"{SLEEP}": None,', "utf-8")
-    monkeypatch.setattr(MachineMemory, "here", lambda: SPARK)
+    monkeypatch.setattr(memory.MachineMemory, "here", lambda: SPARK)
     variables = recipe.launch(given, "0.33.0", python, Path("/model"), variables={SLEEP: "0"}).variables
     own = given.variant("0.33.0").variables if given else {}
     assert variables == {**own, RESERVE: f"{SPARK.floor(given.plan.floor if given else None):g}", SLEEP: "0"}
@@ -325,7 +321,7 @@ def test_a_copy_of_the_head_for_drafts_is_counted(changes: dict[str, Any], copie
     plan, audit = drafted().plan, replace(GOOD, model="gpt_oss", scheme="MXFP4", bytes=60 << 30, rows=rows)
     needed = (60 + plan.cache + plan.reserve + copied) / (1 - memory.FLOOR)
     for spare, short in ((0.5, False), (-0.5, True)):
-        found = preflight.findings(drafted(**changes), (), MachineMemory(needed + spare, needed + spare), audit)
+        found = preflight.findings(drafted(**changes), (), memory.MachineMemory(needed + spare, needed + spare), audit)
         assert ("memory-short" in {finding.reference for finding in found}) == short
 
 
@@ -389,12 +385,12 @@ def test_kernels_that_compute_wrongly_are_refused_before_a_gate(
 def test_recipe_that_does_not_fit_is_refused(total: float, fits: bool, two: bool, tmp_path: Path) -> None:
     toy, here = recipe.load(ROOT, "toy-cpu"), model(tmp_path / "model", CONFIG, *TENSORS)
     with contextlib.nullcontext() if fits else refusal("recipe-unfit", match="toy-cpu"):
-        preflight.check(toy, WORKLOADS.cells(*toy.workloads), here, MachineMemory(total, total))
-    assert preflight.both_fit(toy, here, MachineMemory(total, total)) == two
+        preflight.check(toy, WORKLOADS.cells(*toy.workloads), here, memory.MachineMemory(total, total))
+    assert preflight.both_fit(toy, here, memory.MachineMemory(total, total)) == two
 
 
 cells = st.builds(
-    WorkloadCell,
+    workloads.WorkloadCell,
     prompt=st.integers(1, 1 << 20),
     answer=st.integers(1, 1 << 20),
     concurrency=st.integers(1, 1024),
@@ -403,8 +399,8 @@ cells = st.builds(
 
 
 @given(cells, st.floats(0.0, 1e4), st.floats(1.0, 10.0))
-def test_leg_of_a_named_cell_has_enough_requests_in_whole_rounds(cell: WorkloadCell, needed: float, more: float) -> None:
-    assert WorkloadCell.parse(cell.name) == cell
+def test_leg_of_a_named_cell_has_enough_requests_in_whole_rounds(cell: workloads.WorkloadCell, needed: float, more: float) -> None:
+    assert workloads.WorkloadCell.parse(cell.name) == cell
     count, fewest = RULE.requests(cell, needed), max(RULE.fewest_requests, cell.concurrency)
     assert fewest <= count <= max(fewest, RULE.most_requests) + cell.concurrency - 1
     assert count % cell.concurrency == 0
@@ -439,10 +435,10 @@ CELL = {"prompt": 1, "answer": 1}
 def test_broken_workload_is_refused(cells: list[dict[str, Any]]) -> None:
     document = {"workloads": {"a": {"why": "w", "source": "s", "cells": cells}}}
     with pytest.raises(msgspec.ValidationError):
-        msgspec.convert(document, Workloads)
+        msgspec.convert(document, workloads.Workloads)
 
 
-def facts_of(model: str = "", scheme: str = "", experts: int = 0, head_size: int = 0, *, drafts: bool = True) -> ModuleAudit:
+def facts_of(model: str = "", scheme: str = "", experts: int = 0, head_size: int = 0, *, drafts: bool = True) -> modules.ModuleAudit:
     return replace(traps.UNREAD, model=model, scheme=scheme, experts=(experts, 0), head_size=head_size, drafts=drafts)
 
 
@@ -452,7 +448,7 @@ FACTS = facts_of("qwen3_next", "NVFP4 (modelopt)", 128, 256, drafts=True)
 GPT = facts_of("gpt_oss", "MXFP4", 32, 64, drafts=False)
 
 #: Trap → arguments, release and facts that meet it, and the same but for one, which does not.
-CASES: dict[str, list[tuple[list[str], str, ModuleAudit, bool]]] = {
+CASES: dict[str, list[tuple[list[str], str, modules.ModuleAudit, bool]]] = {
     "mxfp4-triton": [
         (["--moe-backend=triton"], "0.33.0+spark.2026.11.p0.cu130", GPT, True),
         (["--moe_backend", "triton_unfused"], "0.40.0", GPT, True),

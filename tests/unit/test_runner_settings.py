@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from tests.support import lab_github
-from tests.support.lab_github import REPOSITORY, TOKEN, Hub
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "ci" / "runner" / "check_settings.py"
@@ -20,27 +19,27 @@ REVIEWED = {"protection_rules": [{"type": "required_reviewers"}]}
 
 
 @pytest.fixture(name="hub")
-def _hub() -> Iterator[Hub]:
-    with Hub() as hub:
+def _hub() -> Iterator[lab_github.Hub]:
+    with lab_github.Hub() as hub:
         yield hub
 
 
-def check(hub: Hub, *words: str, **variables: str) -> tuple[int, str]:
+def check(hub: lab_github.Hub, *words: str, **variables: str) -> tuple[int, str]:
     """Return the status of the check, and what it said."""
-    env = {"PATH": "/usr/bin:/bin", "SPARKWRIGHT_GITHUB_API": hub.url, "GITHUB_TOKEN": TOKEN, **variables}
+    env = {"PATH": "/usr/bin:/bin", "SPARKWRIGHT_GITHUB_API": hub.url, "GITHUB_TOKEN": lab_github.TOKEN, **variables}
     done = subprocess.run([sys.executable, "-I", str(SCRIPT), *words], env=env, capture_output=True, text=True, check=False)
-    assert TOKEN not in done.stdout + done.stderr
+    assert lab_github.TOKEN not in done.stdout + done.stderr
     return done.returncode, done.stderr
 
 
-def test_good_settings_pass_and_those_that_cannot_be_read_do_not(hub: Hub) -> None:
-    assert check(hub, REPOSITORY) == (0, "")
+def test_good_settings_pass_and_those_that_cannot_be_read_do_not(hub: lab_github.Hub) -> None:
+    assert check(hub, lab_github.REPOSITORY) == (0, "")
     hub.settings[""]["private"] = True
-    assert check(hub, REPOSITORY) == (0, "")
+    assert check(hub, lab_github.REPOSITORY) == (0, "")
     hub.settings["/environments"] = 403
-    assert check(hub, REPOSITORY) == (5, "runner-unregistered: 403 for /environments?per_page=100&page=1.\n")
-    assert check(hub, REPOSITORY, GITHUB_TOKEN="wrong")[0] == 5
-    assert check(hub, REPOSITORY, SPARKWRIGHT_GITHUB_API="http://192.0.2.1")[1].startswith("runner-unfit")
+    assert check(hub, lab_github.REPOSITORY) == (5, "runner-unregistered: 403 for /environments?per_page=100&page=1.\n")
+    assert check(hub, lab_github.REPOSITORY, GITHUB_TOKEN="wrong")[0] == 5
+    assert check(hub, lab_github.REPOSITORY, SPARKWRIGHT_GITHUB_API="http://192.0.2.1")[1].startswith("runner-unfit")
     assert check(hub, "unresolved")[1].startswith("runner-unresolved")
 
 
@@ -76,14 +75,14 @@ def deploying(*policies: dict[str, str]) -> dict[str, Any]:
         ({"/actions/runners": {"runners": [*({"name": "x", "ephemeral": True},) * 150, {"name": "old"}]}}, "runner old is not for one job only"),
     ],
 )  # fmt: skip
-def test_bad_settings_are_refused(hub: Hub, changes: dict[str, Any], message: str) -> None:
+def test_bad_settings_are_refused(hub: lab_github.Hub, changes: dict[str, Any], message: str) -> None:
     hub.settings |= changes
-    status, said = check(hub, REPOSITORY)
+    status, said = check(hub, lab_github.REPOSITORY)
     assert (status, said.count("\n"), said.startswith("runner-exposed: ")) == (1, 1, True)
     assert message in said
 
 
-def test_machine_where_others_may_write_or_its_users_have_rights_is_refused(hub: Hub, tmp_path: Path) -> None:
+def test_machine_where_others_may_write_or_its_users_have_rights_is_refused(hub: lab_github.Hub, tmp_path: Path) -> None:
     # Other fixtures have folders beside it.
     (folder := tmp_path / "machine").mkdir()
     assert "There is no runner.env or github-token" in check(hub, SPARKWRIGHT_CONFIG_FOLDER=str(folder))[1]

@@ -29,7 +29,6 @@ from msgspec.structs import replace
 from tests.client.world import wheel
 from tests.refusals import refusal
 from tests.support import installers, processes, standin
-from tests.support.processes import until
 from tests.support.standin import Machine, free_port
 from tests.support.standin import model as make_model
 
@@ -37,12 +36,6 @@ from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import peers, server_log
 from sparkwright.bench.server.launch import ALWAYS, LaunchPlan
-from sparkwright.bench.server.peers import Machines, Statement
-from sparkwright.bench.server.server_log import (
-    LogInvalid,
-    LogPattern,
-    scan,
-)
 from sparkwright.bench.server.server_process import Server
 from sparkwright.bench.server.wheel_identity import mismatches, version
 from sparkwright.core import process
@@ -287,15 +280,15 @@ def test_compiled_file_with_other_code_than_its_source_is_noticed(installed: tup
 # Logs of any size and shape.
 
 
-CHOSEN = LogPattern("for NVFP4 GEMM", r"Using (?P<value>\w+) for NVFP4 GEMM")
-BOTH = {"chosen": CHOSEN, "size": LogPattern("KV cache size", r"KV cache size: (?P<value>[\d,]+) tokens")}
+CHOSEN = server_log.LogPattern("for NVFP4 GEMM", r"Using (?P<value>\w+) for NVFP4 GEMM")
+BOTH = {"chosen": CHOSEN, "size": server_log.LogPattern("KV cache size", r"KV cache size: (?P<value>[\d,]+) tokens")}
 LINE = "(Worker pid=7) INFO 11-21 22:31:50 [__init__.py:1303] Using MarlinNvFp4LinearKernel for NVFP4 GEMM\n"
 
 
 def test_line_without_end_takes_little_memory_and_hides_no_other(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(LINE.rstrip().encode() + b" " + b"x" * 40_000_000 + b"\n" + LINE.encode())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    lines = scan(tmp_path / "log", BOTH)["chosen"]
+    lines = server_log.scan(tmp_path / "log", BOTH)["chosen"]
     assert (lines.count, lines.values) == (2, {"MarlinNvFp4LinearKernel": 2})
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 60_000, "kilobytes"
 
@@ -311,13 +304,13 @@ def test_line_without_end_takes_little_memory_and_hides_no_other(tmp_path: Path)
 def test_file_that_is_no_log_is_refused(make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_log, "LARGEST", 1000)
     make(tmp_path / "log")
-    with pytest.raises(LogInvalid):
-        scan(tmp_path / "log", BOTH)
+    with pytest.raises(server_log.LogInvalid):
+        server_log.scan(tmp_path / "log", BOTH)
 
 
 # Machines that serve together.
 
-FIRST = Statement("10.0.0.1", 0, "2026.11.1, aa", "bb", ("--max-model-len=64",), 9000, rdma=True, speed=200.0)
+FIRST = peers.Statement("10.0.0.1", 0, "2026.11.1, aa", "bb", ("--max-model-len=64",), 9000, rdma=True, speed=200.0)
 SECOND = replace(FIRST, address="10.0.0.2", rank=1)
 HERE = "127.0.0.1"
 ROOT = Path(__file__).parents[2]
@@ -391,7 +384,7 @@ def test_server_of_a_gate_meets_the_other_machine_and_ends_with_it(lost: bool, t
     """As that of `serve` does; and the other machine's part ends with it. Only the link is not measured, as no torch is here."""
     monkeypatch.setattr(peers, "measure", lambda *_: 1.0)
     model, port = make_model(tmp_path / "toy"), free_port()
-    machines = Machines(2, HERE, port=port)
+    machines = peers.Machines(2, HERE, port=port)
     recipe = replace(recipes.load(ROOT, "toy-cpu"), nodes=2)
     plan = recipes.launch(recipe, "0.33.0", standin, model, variables={"VLLM_HOST_IP": HERE})
     assert recipes.launch(recipe, "0.33.0", standin, model, words=("--distributed-executor-backend=ray",)).machines is None
@@ -403,7 +396,7 @@ def test_server_of_a_gate_meets_the_other_machine_and_ends_with_it(lost: bool, t
 
     def join() -> None:
         # A stranger who speaks HTTP to the port is told nothing.
-        until(lambda: socket.socket().connect_ex((HERE, port)) == 0)
+        processes.until(lambda: socket.socket().connect_ex((HERE, port)) == 0)
         with socket.create_connection((HERE, port), timeout=5) as stranger:
             stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
             joined.append(peers.gather(second, standin, model, words, {}))
@@ -420,7 +413,7 @@ def test_server_of_a_gate_meets_the_other_machine_and_ends_with_it(lost: bool, t
         assert "--max-model-len=1024" in adopted
         if lost:
             link.close()
-            until(lambda: not server.guard())
+            processes.until(lambda: not server.guard())
             assert (server.reason, "another machine" in server.failure) == ("server-died", True)
     if not lost:
         assert link.recv(1) == b""

@@ -23,7 +23,6 @@ import yaml
 from tests.refusals import refusal
 from tests.support import checkpoints, packs, processes, standin
 from tests.support.badserver import MODELS, Listener, Say, completion, head, silent, whole
-from tests.support.standin import Machine
 
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import recipe as recipes
@@ -32,7 +31,6 @@ from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.server_process import Server
 from sparkwright.cli import main
 from sparkwright.client import environment as client
-from sparkwright.client.environment import default_prefix
 from sparkwright.client.records import WarmPack
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_bytes
@@ -40,7 +38,6 @@ from sparkwright.core.memory import AUTOTUNE, GIB, RESERVE, MachineMemory, Tenan
 from sparkwright.core.process import CACHES
 from sparkwright.serving import health, launch, models
 from sparkwright.serving.environment import examine
-from sparkwright.serving.launch import ServeRequest, ServingPlan
 
 ROOT = Path(__file__).parents[2]
 SPARK = MachineMemory(121.7, 110.4, gpus=1, unified=True)
@@ -60,9 +57,9 @@ class World:
     def site(self) -> Path:
         return next(self.environment.glob("lib/python3.*/site-packages"))
 
-    def plan(self, recipe: str = "", *, machine: MachineMemory | None = None, **values: Any) -> ServingPlan:
+    def plan(self, recipe: str = "", *, machine: MachineMemory | None = None, **values: Any) -> launch.ServingPlan:
         values.setdefault("model", str(self.model))
-        return launch.plan(ServeRequest(recipe=recipe, **values), self.python, self.folder / "data", machine=machine)
+        return launch.plan(launch.ServeRequest(recipe=recipe, **values), self.python, self.folder / "data", machine=machine)
 
     def edit(self, recipe: str, **changes: object) -> None:
         """Change fields of a recipe's file."""
@@ -317,7 +314,7 @@ def test_refusals_name_the_successor(world: World) -> None:
 def test_environment_without_the_recipes_vllm_is_refused(world: World) -> None:
     old = world.folder / "old"
     with refusal("recipe-unfit", match=r"does not know vLLM '0\.12\.0'"):
-        launch.plan(ServeRequest(recipe="toy-cpu", model=str(world.model)), standin.environment(old, "0.12.0"), world.folder / "data")
+        launch.plan(launch.ServeRequest(recipe="toy-cpu", model=str(world.model)), standin.environment(old, "0.12.0"), world.folder / "data")
     shutil.rmtree(next(old.rglob("vllm-0.12.0.dist-info")))
     with refusal("environment-unusable", match="no vLLM"):
         examine(old / "bin" / "python")
@@ -333,7 +330,7 @@ def test_port_is_checked_now() -> None:
 # The process.
 
 
-def test_server_takes_the_place_of_the_program(machine: Machine) -> None:
+def test_server_takes_the_place_of_the_program(machine: standin.Machine) -> None:
     """It has the pid that was started, gets signals itself, and the exit status is its own."""
     child = machine.start("--flag=--dtype", "--flag=float32")
     machine.until_healthy()
@@ -343,7 +340,7 @@ def test_server_takes_the_place_of_the_program(machine: Machine) -> None:
     assert child.wait(60) == -signal.SIGTERM
 
 
-def test_dry_run_prints_a_command_that_a_shell_reads_as_it_is_started(machine: Machine) -> None:
+def test_dry_run_prints_a_command_that_a_shell_reads_as_it_is_started(machine: standin.Machine) -> None:
     """Without the user's secret, and without a start."""
     machine.environment |= {"VLLM_API_KEY": "geheim"}
     settings = '{"method":"ngram","num_speculative_tokens":3,"prompt_lookup_max":4,"prompt_lookup_min":2,"x":"it\'s a"}'
@@ -358,7 +355,7 @@ def test_dry_run_prints_a_command_that_a_shell_reads_as_it_is_started(machine: M
     assert max(len(line) for line in shown.splitlines() if str(machine.folder) not in line) <= 80
 
 
-def test_argument_of_vllm_needs_no_option(machine: Machine) -> None:
+def test_argument_of_vllm_needs_no_option(machine: standin.Machine) -> None:
     """A misspelt option is no argument of vLLM, and the option is named."""
     words = ("--max-model-len", "32", "-tp", "1", "--enforce-eager")
     arguments = main.parse(["serve", "toy-cpu", *words[:2], "--port", "1", *words[2:], "--flag=--seed=1"])
@@ -390,7 +387,7 @@ SECRET_WORDS = [
 
 
 @pytest.mark.parametrize("words", SECRET_WORDS, ids=" ".join)
-def test_secret_is_never_shown(machine: Machine, words: list[str]) -> None:
+def test_secret_is_never_shown(machine: standin.Machine, words: list[str]) -> None:
     machine.environment["HUGGING_FACE_API_KEY"] = "geheim"
     for more in (("--dry-run",), ("--dry-run", "--json"), ("--unit",)):
         done = machine.run(*words, *more)
@@ -403,9 +400,9 @@ def test_secret_is_never_shown(machine: Machine, words: list[str]) -> None:
             assert "EnvironmentFile=" in done.stderr
 
 
-def test_variables_of_the_shell_that_matter_reach_the_server_and_others_are_named(machine: Machine) -> None:
+def test_variables_of_the_shell_that_matter_reach_the_server_and_others_are_named(machine: standin.Machine) -> None:
     """A recipe's own count before them. Caches of another release are no wish of the user."""
-    caches = Path(machine.environment.get("SPARKWRIGHT_PREFIX") or default_prefix()) / "releases" / "old" / "caches"
+    caches = Path(machine.environment.get("SPARKWRIGHT_PREFIX") or client.default_prefix()) / "releases" / "old" / "caches"
     machine.environment |= {
         "TRITON_PTXAS_PATH": "/opt/ptxas", "NCCL_SOCKET_IFNAME": "enp1s0", "HF_TOKEN": "geheim", "VLLM_USE_V1": "1", "LD_PRELOAD": "",
         "LD_LIBRARY_PATH": "/opt/lib", "TORCHDYNAMO_DISABLE": "0", "TRITON_CACHE_DIR": str(caches), "UNRELATED": "1",
@@ -421,13 +418,13 @@ def test_variables_of_the_shell_that_matter_reach_the_server_and_others_are_name
     assert "LD_PRELOAD" not in warning
 
 
-def test_without_a_release_the_way_to_one_is_named(machine: Machine) -> None:
+def test_without_a_release_the_way_to_one_is_named(machine: standin.Machine) -> None:
     machine.environment = {**machine.environment, "SPARKWRIGHT_PREFIX": str(machine.folder / "none"), "VIRTUAL_ENV": str(machine.folder)}
     done = machine.verb("serve", "toy-cpu", "--model", str(machine.model))
     assert (done.returncode, "nothing-installed" in done.stderr, "sparkwright install" in done.stderr) == (1, True, True)
 
 
-def test_plan_shows_what_fits_and_what_decided_each_argument(machine: Machine) -> None:
+def test_plan_shows_what_fits_and_what_decided_each_argument(machine: standin.Machine) -> None:
     done = machine.run("toy-cpu", "--dry-run", "--max-model-len", "512", "--dtype=float32")
     lines = [re.split(" {2,}", line.strip()) for line in done.stderr.splitlines()]
     rows = {line[0]: line[1:] for line in lines}
@@ -472,7 +469,7 @@ def test_name_of_no_single_recipe_lists_those_that_are_near(text: str, details: 
     assert todo in caught.value.todo
 
 
-def test_before_a_download_its_size_and_time_are_shown(machine: Machine, listen: Callable[[Say], Listener]) -> None:
+def test_before_a_download_its_size_and_time_are_shown(machine: standin.Machine, listen: Callable[[Say], Listener]) -> None:
     """The hub states the size of each file, and a model that is too large is refused before it comes. Without an answer the size is not known."""
     files = [("model-1.safetensors", 3 << 30), ("model-2.safetensors", 1 << 30), ("original/model.safetensors", 9 << 30), ("config.json", 100), ("x.bin", 5 << 30)]
     sizes = {"sha": "a" * 40, "siblings": [{"rfilename": name, "size": size, "lfs": None} for name, size in files]}
@@ -501,7 +498,7 @@ exec sh -c "$*"
 
 @pytest.mark.skipif(not shutil.which("rsync"), reason="there is no rsync")
 @pytest.mark.parametrize("cached", [False, True])
-def test_model_is_copied_to_another_machine_and_compared(machine: Machine, cached: bool) -> None:
+def test_model_is_copied_to_another_machine_and_compared(machine: standin.Machine, cached: bool) -> None:
     """By rsync over what stands for ssh and runs its other half here: the folder is its own copy. A missing rsync is named."""
     processes.script(machine.folder / "ssh", SSH)
     machine.environment["PATH"] = f"{machine.folder}:{machine.environment['PATH']}"
@@ -702,7 +699,7 @@ def _unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def bare(machine: Machine, unpacked: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+def bare(machine: standin.Machine, unpacked: Path, program: str, *words: str) -> subprocess.CompletedProcess[str]:
     """Run a *program* with the unpacked one and nothing but what it requires, in a folder of no checkout."""
     environment = {**machine.environment, "PYTHONPATH": str(unpacked)}
     return subprocess.run(
@@ -710,7 +707,7 @@ def bare(machine: Machine, unpacked: Path, program: str, *words: str) -> subproc
     )
 
 
-def test_it_serves_without_a_checkout_and_without_the_rest_of_the_program(machine: Machine, unpacked: Path) -> None:
+def test_it_serves_without_a_checkout_and_without_the_rest_of_the_program(machine: standin.Machine, unpacked: Path) -> None:
     """From a recipe of its own data, which has the policies that a look at the server needs."""
     done = bare(machine, unpacked, BARE, *machine.words("toy-cpu", "--dry-run", "--json")[3:])
     assert done.returncode == 0, done.stderr
@@ -723,7 +720,7 @@ def test_it_serves_without_a_checkout_and_without_the_rest_of_the_program(machin
 # Warm packs.
 
 
-def pack_of(world: World, plan: ServingPlan, folder: Path, **changes: Any) -> WarmPack:
+def pack_of(world: World, plan: launch.ServingPlan, folder: Path, **changes: Any) -> WarmPack:
     """Install a pack that is made for what *plan* serves here."""
     marker = plan.environment.marker
     assert marker
@@ -798,18 +795,18 @@ SPECULATION = '--speculative-config={"method":"ngram","num_speculative_tokens":3
 
 
 @pytest.fixture(name="place", scope="module")
-def _place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+def _place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[standin.Machine]:
     """Return a machine with short paths, as an owner's are."""
     folder = Path("/tmp") / f"sw{tmp_path_factory.mktemp('width').stat().st_ino}"
     folder.mkdir()
-    machine = Machine(folder, standin.environment(folder / "venv"))
+    machine = standin.Machine(folder, standin.environment(folder / "venv"))
     machine.environment |= {"HF_HUB_CACHE": str(folder / "hub"), "SPARKWRIGHT_PREFIX": str(folder / "none"), "VLLM_USE_V1": "1"}
     yield machine
     machine.close()
     subprocess.run(["rm", "-r", str(folder)], check=True)
 
 
-def screen(command: list[str], columns: int, place: Machine) -> list[str]:
+def screen(command: list[str], columns: int, place: standin.Machine) -> list[str]:
     """Return the lines that *command* writes to a terminal of so many *columns*, without colours."""
     typed = f"stty cols {columns}; {shlex.join(command)}"
     variables = {name: value for name, value in place.environment.items() if name not in ("COLUMNS", "LINES")}
@@ -838,7 +835,7 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("words", SHOWN.values(), ids=SHOWN)
-def test_no_word_is_broken_in_80_columns(words: list[str], place: Machine) -> None:
+def test_no_word_is_broken_in_80_columns(words: list[str], place: standin.Machine) -> None:
     """A word that is longer than a line goes on behind a comma or the like; in a table, one that is longer than its column goes on anywhere."""
     values = {"model": str(place.model), "python": str(place.python)}
     own = [re.sub(r"\{(model|python)\}", lambda match: values[match[1]], word) for word in words]

@@ -20,13 +20,12 @@ from tests.support import checkpoints, processes
 from tests.support.mounts import mounting_shell
 
 from sparkwright.bench.model import checkpoint, modules, quantise, slim
-from sparkwright.bench.model.slim import CHUNK, RECORD, Format, Slimming
 from sparkwright.cli import main
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import sha256_file
 
 Floats = NDArray[np.float64]
-FORMATS: tuple[Format, ...] = ("fp8", "nvfp4-w4a16")
+FORMATS: tuple[slim.Format, ...] = ("fp8", "nvfp4-w4a16")
 TYPES = {
     "BF16": ml_dtypes.bfloat16, "F32": np.float32, "U8": np.uint8, "F8_E4M3": ml_dtypes.float8_e4m3fn, "I64": np.int64,
 }  # fmt: skip
@@ -161,8 +160,8 @@ def model(folder: Path, quantization: Mapping[str, Any] | None = None, seed: int
     return folder
 
 
-def slimmed(folder: Path, out: Path, form: Format = "fp8", *layers: str) -> dict[str, NDArray[Any]]:
-    Slimming(folder, form, layers).write(out)
+def slimmed(folder: Path, out: Path, form: slim.Format = "fp8", *layers: str) -> dict[str, NDArray[Any]]:
+    slim.Slimming(folder, form, layers).write(out)
     return tensors(out)
 
 
@@ -188,7 +187,7 @@ def dequantised(arrays: Mapping[str, NDArray[Any]], name: str) -> Floats:
 @pytest.mark.parametrize("quantization", [None, MODELOPT, COMPRESSED], ids=["plain", "modelopt", "compressed-tensors"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_chosen_matrices_change_and_every_other_byte_stays(
-    tmp_path: Path, form: Format, quantization: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, form: slim.Format, quantization: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Read in parts of two to four rows."""
     monkeypatch.setattr(slim, "CHUNK", 200)
@@ -203,14 +202,14 @@ def test_chosen_matrices_change_and_every_other_byte_stays(
         # A step of FP8 is a sixteenth of a number at most, one of NVFP4 a third of the largest of a block.
         blocks = np.abs(exact).reshape(len(exact), -1, 16).max(-1).repeat(16, -1) if form != "fp8" else np.abs(exact)
         assert (np.abs(exact - rounded) <= blocks * (1 / 16 if form == "fp8" else 1 / 4) + 1e-6).all(), name
-    record = json.loads((tmp_path / "out" / RECORD).read_text())
+    record = json.loads((tmp_path / "out" / slim.RECORD).read_text())
     audit = modules.audit(checkpoint.read(tmp_path / "out"))
     assert record["read_after"] == audit.weights < record["read_before"] == modules.audit(checkpoint.read(source)).weights
     assert sorted(record["layers"]) == sorted(CHANGED)
     for shard, hashes in record["shards"].items():
         assert (hashes["source"], hashes["sha256"]) == (sha256_file(source / shard), sha256_file(tmp_path / "out" / shard))
     names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.json", RECORD}
+    assert names == {"model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.json", slim.RECORD}
 
 
 def test_the_algorithm_of_a_file_of_its_own_is_declared_in_the_config(tmp_path: Path) -> None:
@@ -267,7 +266,7 @@ def test_a_model_that_cannot_be_made_slimmer_as_asked_is_refused(
 def test_a_model_without_a_matrix_that_may_change_is_refused(tmp_path: Path) -> None:
     """One that was made slimmer before, and one whose only matrix has rows beyond a part."""
     slimmed(model(tmp_path / "source"), tmp_path / "slim")
-    checkpoints.write(tmp_path / "wide", {"model_type": "x", "num_hidden_layers": 1}, [("model.layers.0.a_proj.weight", "BF16", [16, CHUNK])])
+    checkpoints.write(tmp_path / "wide", {"model_type": "x", "num_hidden_layers": 1}, [("model.layers.0.a_proj.weight", "BF16", [16, slim.CHUNK])])
     for name in ("slim", "wide"):
         with refusal("slim-nothing"):
             slimmed(tmp_path / name, tmp_path / "out")
@@ -283,12 +282,12 @@ def test_a_tied_head_stays_where_no_layer_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_copy_that_was_killed_anywhere_is_no_model_and_is_finished_by_the_next_run(tmp_path: Path, form: Format) -> None:
+def test_a_copy_that_was_killed_anywhere_is_no_model_and_is_finished_by_the_next_run(tmp_path: Path, form: slim.Format) -> None:
     source = model(tmp_path / "source", MODELOPT)
     expected = slimmed(source, tmp_path / "whole", form)
     whole = contents(tmp_path / "whole")
     step, out = 1, tmp_path / "out"
-    while processes.kill_at(step, lambda: Slimming(source, form).write(out), str(out)):
+    while processes.kill_at(step, lambda: slim.Slimming(source, form).write(out), str(out)):
         assert not (out / "config.json").exists() or contents(out) == whole
         slimmed(source, out, form)
         assert contents(out) == whole
@@ -334,7 +333,7 @@ print(sorted(path.name for path in Path(sys.argv[2]).iterdir()))
 """
 
 
-@pytest.mark.parametrize(("how", "says", "left"), [("asked", "needs 3.2 MB under", "[]"), ("taken", "no room left", f"['{RECORD}']")])
+@pytest.mark.parametrize(("how", "says", "left"), [("asked", "needs 3.2 MB under", "[]"), ("taken", "no room left", f"['{slim.RECORD}']")])
 def test_a_full_disk_is_said_before_and_in_the_middle_and_no_shard_is_left(tmp_path: Path, how: str, says: str, left: str) -> None:
     shapes: Iterable[checkpoints.Told] = [(f"model.layers.0.{part}_proj.weight", "BF16", [1024, 1024]) for part in "abc"]
     source = checkpoints.write(tmp_path / "source", {"model_type": "x", "num_hidden_layers": 1}, shapes)
@@ -363,7 +362,7 @@ print(peak() - before)
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_memory_does_not_grow_with_a_tensor(tmp_path: Path, form: Format) -> None:
+def test_memory_does_not_grow_with_a_tensor(tmp_path: Path, form: slim.Format) -> None:
     """A tensor of 256 MiB takes a part of them; NVFP4 has tables of 8 MB, made from their values in FP32."""
     shape: checkpoints.Told = ("model.layers.0.a_proj.weight", "BF16", [1 << 15, 1 << 12])
     source = checkpoints.write(tmp_path / "source", {"model_type": "x", "num_hidden_layers": 1}, [shape])

@@ -24,33 +24,24 @@ from sparkwright.core import strict_yaml
 from sparkwright.gates import soak as gate
 from sparkwright.gates.core.server_under_test import Pace, ServerIdentity
 from sparkwright.gates.core.verdict import Check, failed, not_run, passed
-from sparkwright.gates.soak import (
-    BAD_TOKEN,
-    Load,
-    Monitor,
-    SoakPolicy,
-    SoakRequest,
-    StockLoad,
-    Watched,
-)
 
-POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "soak.yaml", SoakPolicy)
+POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "soak.yaml", gate.SoakPolicy)
 #: Nothing listens on the discard port.
 NOBODY = "http://127.0.0.1:9"
 FAST = Pace(10, 1e5, 1e3, 1e2)
 
 
 class Soak(NamedTuple):
-    requests: list[SoakRequest]
-    watched: Watched
+    requests: list[gate.SoakRequest]
+    watched: gate.Watched
 
 
 def sound(growth: float = 0.0, noise: float = 5.0) -> Soak:
     """Return a soak that went well; memory grows by *growth* MB an hour, with *noise* in MB."""
     draw = random.Random(2)
     memory = [(float(at), 3e9 + 1e6 * draw.gauss(growth * at / 3600, noise)) for at in range(0, 7200, 5)]
-    requests = [SoakRequest(count, "answered", 100) for count in POLICY.load.concurrencies for _ in range(POLICY.least)]
-    return Soak([*requests, SoakRequest(1, "aborted"), SoakRequest(1, "refused")], Watched(memory, seconds=7200))
+    requests = [gate.SoakRequest(count, "answered", 100) for count in POLICY.load.concurrencies for _ in range(POLICY.least)]
+    return Soak([*requests, gate.SoakRequest(1, "aborted"), gate.SoakRequest(1, "refused")], gate.Watched(memory, seconds=7200))
 
 
 def states(soak: Soak) -> dict[str, tuple[str, str]]:
@@ -66,8 +57,8 @@ def states(soak: Soak) -> dict[str, tuple[str, str]]:
 
 FAULTS: dict[str, tuple[Callable[[Soak], object], str, str]] = {
     "none": (lambda _: None, "", ""),
-    "a request": (lambda soak: soak.requests.append(SoakRequest(1, "failed", 0, "stream-truncated: half")), "requests", "requests-failed"),
-    "tokens": (lambda soak: soak.requests.extend([SoakRequest(8, "repeating", 64, "64 times")] * 20), "words-under-load", "token-run"),
+    "a request": (lambda soak: soak.requests.append(gate.SoakRequest(1, "failed", 0, "stream-truncated: half")), "requests", "requests-failed"),
+    "tokens": (lambda soak: soak.requests.extend([gate.SoakRequest(8, "repeating", 64, "64 times")] * 20), "words-under-load", "token-run"),
     "a process": (lambda soak: soak.watched.ended.append((9.0, "server-restarted", "VLLM::EngineCore ended")), "restarts", "server-restarted"),
     "an Xid": (lambda soak: soak.watched.faults.append((9.0, "kernel-xid", "NVRM: Xid (PCI:0000:01:00): 79")), "kernel-log", "kernel-xid"),
 }
@@ -138,7 +129,7 @@ def repeating(counts: dict[int, tuple[int, int]]) -> Soak:
     """Return a soak with repeating answers and all answers by concurrency."""
     soak = sound()
     soak.requests[:] = [
-        SoakRequest(concurrency, "repeating" if number < count else "answered", 64, "64 times")
+        gate.SoakRequest(concurrency, "repeating" if number < count else "answered", 64, "64 times")
         for concurrency, (count, answers) in counts.items()
         for number in range(answers)
     ]
@@ -169,7 +160,7 @@ UNLEARNT = {1: (6, 56), 2: (20, 111), 4: (22, 221), 8: (50, 421), 16: (70, 551),
 def test_a_model_that_repeats_is_compared_with_the_stock_wheel(
     counts: dict[int, tuple[int, int]], stock: tuple[int, int] | Check | None, expected: tuple[str, str]
 ) -> None:
-    theirs = StockLoad(ServerIdentity(wheel="a" * 64), gate.shape(POLICY), stock[1], stock[0]) if isinstance(stock, tuple) else stock
+    theirs = gate.StockLoad(ServerIdentity(wheel="a" * 64), gate.shape(POLICY), stock[1], stock[0]) if isinstance(stock, tuple) else stock
     judged = {check.name: check for check in gate.judge(POLICY, *repeating(counts), theirs)}
     check = judged["words-under-load"]
     assert (check.state, check.reason) == expected
@@ -204,13 +195,13 @@ def test_memory_of_the_warm_up_does_not_count(first: int, expected: tuple[str, s
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Load:
+def load(monkeypatch: pytest.MonkeyPatch) -> gate.Load:
     """Return the load on a server of a small context that is not there."""
     monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
-    return Load(POLICY, NOBODY, "model", range(9000), FAST)
+    return gate.Load(POLICY, NOBODY, "model", range(9000), FAST)
 
 
-def test_two_soaks_send_the_same_requests(load: Load) -> None:
+def test_two_soaks_send_the_same_requests(load: gate.Load) -> None:
     """All fit into the model; some share a prefix, some are aborted, and some are bad."""
     keys = [f"0/{worker}/{number}" for worker in range(4) for number in range(200)]
     requests = [load.draw(key, 1) for key in keys]
@@ -220,7 +211,7 @@ def test_two_soaks_send_the_same_requests(load: Load) -> None:
     for share, count in (
         (0.1, sum(patience is not None for _, _, patience in requests)),
         (0.3, sum(prompt[1:30] == tuple(range(1, 30)) for prompt, _, _ in requests)),
-        (0.02, sum(prompt[0] == BAD_TOKEN for prompt, _, _ in requests)),
+        (0.02, sum(prompt[0] == gate.BAD_TOKEN for prompt, _, _ in requests)),
     ):
         assert share / 2 < count / len(requests) < share * 1.5
 
@@ -241,7 +232,7 @@ def test_two_soaks_send_the_same_requests(load: Load) -> None:
     ],
 )
 def test_every_request_has_an_outcome(
-    load: Load, monkeypatch: pytest.MonkeyPatch, bad: bool, patience: float | None, reply: list[int] | ServerInvalid, outcome: str
+    load: gate.Load, monkeypatch: pytest.MonkeyPatch, bad: bool, patience: float | None, reply: list[int] | ServerInvalid, outcome: str
 ) -> None:
     """A client that goes away and a refused bad request are as they should be; the same from a sound request is a failure."""
 
@@ -251,13 +242,13 @@ def test_every_request_has_an_outcome(
         return types.SimpleNamespace(tokens=reply)
 
     monkeypatch.setattr(Client, "complete", complete)
-    monkeypatch.setattr(load, "draw", lambda *_: ((BAD_TOKEN if bad else 5, 6), 3, patience))
+    monkeypatch.setattr(load, "draw", lambda *_: ((gate.BAD_TOKEN if bad else 5, 6), 3, patience))
 
     assert load.send("0/0/0").outcome == outcome
 
 
 @pytest.mark.parametrize(("left", "patience", "outcome"), [(500.0, None, "failed"), (500.0, 10.0, "aborted"), (2.0, None, "aborted"), (2.0, 10.0, "aborted")])
-def test_a_hang_at_the_end_of_a_soak_is_no_abort(load: Load, monkeypatch: pytest.MonkeyPatch, left: float, patience: float | None, outcome: str) -> None:
+def test_a_hang_at_the_end_of_a_soak_is_no_abort(load: gate.Load, monkeypatch: pytest.MonkeyPatch, left: float, patience: float | None, outcome: str) -> None:
     """A server of this pace answers its longest request within seconds; shortly before the end, none has to be answered."""
     deadlines = list[float]()
 
@@ -280,7 +271,7 @@ def test_processes_of_a_server_are_watched(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout
         parent.stdout.readline()
-        monitor = Monitor(lambda: psutil.Process().children(recursive=True), log)
+        monitor = gate.Monitor(lambda: psutil.Process().children(recursive=True), log)
         monitor.sample(1)
         assert monitor.watched.memory[0][1] > 1e6
         assert not monitor.watched.ended
@@ -292,7 +283,7 @@ def test_processes_of_a_server_are_watched(tmp_path: Path) -> None:
     # The GPU's driver names the process, which may have ended before the log is read.
     assert [reason for _, reason, _ in monitor.watched.faults] == ["kernel-xid", gate.OTHER_PROCESS]
     assert [at for at, _, _ in monitor.watched.ended] == [2, 2]
-    nothing = Monitor(tuple, tmp_path / "kmsg").watched.unwatched
+    nothing = gate.Monitor(tuple, tmp_path / "kmsg").watched.unwatched
     assert {name: reason for name, (reason, _) in nothing.items()} == {"memory-growth": "processes-unknown", "restarts": "processes-unknown", "kernel-log": "kernel-log-hidden"}
 
 
@@ -303,7 +294,7 @@ def test_memory_is_that_of_the_server_s_processes_on_host_and_gpu(monkeypatch: p
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     process = Mock(spec=psutil.Process, pid=mine)
     process.memory_info.return_value.rss = 1000
-    monitor = Monitor(lambda: [process], tmp_path / "kmsg")
+    monitor = gate.Monitor(lambda: [process], tmp_path / "kmsg")
     monitor.sample(1)
     assert (monitor.watched.memory, "memory-growth" in monitor.watched.unwatched) == ([(1, 1000 + (105 << 20))], False)
     processes.script(tool, "echo driver mismatch; exit 18")
@@ -313,10 +304,10 @@ def test_memory_is_that_of_the_server_s_processes_on_host_and_gpu(monkeypatch: p
 
 def test_a_soak_ends_when_requests_fail_and_none_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
-    monkeypatch.setattr(Load, "send", lambda *_: SoakRequest(1, "failed", 0, "refused"))
+    monkeypatch.setattr(gate.Load, "send", lambda *_: gate.SoakRequest(1, "failed", 0, "refused"))
     policy = replace(POLICY, seconds=600, interval=0.1, sample=0.05)
-    load = Load(policy, NOBODY, "model", range(9000), FAST)
-    monitor = Monitor(tuple, tmp_path / "kmsg")
+    load = gate.Load(policy, NOBODY, "model", range(9000), FAST)
+    monitor = gate.Monitor(tuple, tmp_path / "kmsg")
     gate.soak(policy, load, monitor)
     assert monitor.watched.gone
     assert monitor.watched.seconds < 60
@@ -329,7 +320,7 @@ def test_a_slow_model_is_asked_for_answers_of_which_enough_come(tokens_s: float,
     """In half an hour each of six concurrencies has five minutes, for twenty answers; no answer takes longer than a turn."""
     monkeypatch.setattr(Client, "max_model_len", lambda client: 16384)
     pace = Pace(900, 100 * tokens_s, tokens_s, 1.0)
-    load = Load(replace(POLICY, seconds=1800), NOBODY, "model", range(9000), pace)
+    load = gate.Load(replace(POLICY, seconds=1800), NOBODY, "model", range(9000), pace)
     drawn = {(len(prompt), tokens) for prompt, tokens, _ in (load.draw(f"0/0/{number}", concurrency) for number in range(200))}
     shortest = (min(POLICY.load.prompts), 1)
     assert all(pace.round(*lengths, concurrency) <= most for lengths in drawn - {shortest})
@@ -346,8 +337,8 @@ def test_a_soak_ends_in_time_although_answers_take_minutes(tmp_path: Path, monke
     monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
     monkeypatch.setattr(Client, "complete", complete)
     policy = replace(POLICY, seconds=1.0, sample=0.05)
-    load = Load(policy, NOBODY, "model", range(9000), FAST)
-    monitor = Monitor(tuple, tmp_path / "kmsg")
+    load = gate.Load(policy, NOBODY, "model", range(9000), FAST)
+    monitor = gate.Monitor(tuple, tmp_path / "kmsg")
     gate.soak(policy, load, monitor)
     assert monitor.watched.seconds < 4
     assert {request.outcome for request in load.requests} == {"aborted"}
@@ -357,17 +348,17 @@ def test_each_concurrency_of_a_short_soak_has_its_turn(tmp_path: Path, monkeypat
     """Requests end behind their turn; the last concurrency had six of its 30 seconds, and too few answers (seen on a GPU, 2026-11-30)."""
     now, turns = 0.0, dict[int, float]()
 
-    def run(_: Load, name: str, concurrency: int, seconds: float) -> Iterator[None]:
+    def run(_: gate.Load, name: str, concurrency: int, seconds: float) -> Iterator[None]:
         nonlocal now
         turns[concurrency] = seconds
         now += seconds + 5
         yield
 
     monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
-    monkeypatch.setattr(Load, "run", run)
+    monkeypatch.setattr(gate.Load, "run", run)
     monkeypatch.setattr(time, "monotonic", lambda: now)
     policy = replace(POLICY, seconds=180.0)
-    gate.soak(policy, Load(policy, NOBODY, "model", range(9000), FAST), Monitor(tuple, tmp_path / "kmsg"))
+    gate.soak(policy, gate.Load(policy, NOBODY, "model", range(9000), FAST), gate.Monitor(tuple, tmp_path / "kmsg"))
     assert [*turns] == list(policy.load.concurrencies)
     assert min(turns.values()) > 15
 

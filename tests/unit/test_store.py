@@ -18,7 +18,6 @@ from tests.support.mounts import mounting_shell
 from tests.unit.conftest import Repository
 
 from sparkwright.core import git
-from sparkwright.core.git import Objects
 from sparkwright.core.store import Store, replacing
 
 #: A record that a stage might keep.
@@ -96,7 +95,7 @@ def test_a_cache_directory_that_cannot_be_one_is_refused(tmp_path: Path, name: s
 FILES = {"a.txt": b"one\n", "src/b.c": b"int b;\r\n", "src/deep/c.h": b"\x00\x01", "run.sh": b"#!/bin/sh\n"}
 
 
-def stored(objects: Objects, **changes: bytes) -> str:
+def stored(objects: git.Objects, **changes: bytes) -> str:
     """Return a tree of `FILES`, where ``run.sh`` is executable, with *changes* (``__`` stands for a slash, ``_`` for a dot)."""
     files = FILES | {name.replace("__", "/").replace("_", "."): data for name, data in changes.items()}
     return objects.store_files((name, git.EXECUTABLE if name == "run.sh" else git.REGULAR, data) for name, data in files.items())
@@ -106,7 +105,7 @@ def content(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_variables_and_configuration_of_the_user_have_no_effect(objects: Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_and_configuration_of_the_user_have_no_effect(objects: git.Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     GIT_DIR and its like, which hooks and rebases leave in a shell, redirect nothing; autocrlf, attributes, hooks and filters of the home folder
     change no byte of what is stored and checked out.
@@ -131,7 +130,7 @@ def test_variables_and_configuration_of_the_user_have_no_effect(objects: Objects
         stream.write(f'[core]\n\thooksPath = {tmp_path}\n\teol = crlf\n[filter "x"]\n\tsmudge = tr a-z A-Z\n\trequired = true\n')
     (Path.home() / ".config" / "git").mkdir(parents=True)
     (Path.home() / ".config" / "git" / "attributes").write_text("* text filter=x\n")
-    fresh = Objects(tmp_path / "fresh.git")
+    fresh = git.Objects(tmp_path / "fresh.git")
     tree = stored(fresh, _gitattributes=attributes)
     fresh.archive(tree, tmp_path / "out")
 
@@ -142,7 +141,7 @@ def test_variables_and_configuration_of_the_user_have_no_effect(objects: Objects
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["back", "on"])
-def test_a_killed_checkout_is_finished(objects: Objects, tmp_path: Path, again: bool) -> None:
+def test_a_killed_checkout_is_finished(objects: git.Objects, tmp_path: Path, again: bool) -> None:
     """`kill -9` on the way to another tree leaves a folder that the next checkout makes whole, of that tree or of the one before."""
     many = {f"d{number % 40}/f{number}.c": b"%d\n" % number * 400 for number in range(3000)}
     before, tree = stored(objects), objects.store_files((name, git.REGULAR, data) for name, data in many.items())
@@ -157,7 +156,7 @@ def test_a_killed_checkout_is_finished(objects: Objects, tmp_path: Path, again: 
 def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None:
     """Where the cache directory lies in somebody's repository, a store that lost its HEAD is an error, and that repository stays."""
     subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
-    objects = Objects(tmp_path / "objects.git")
+    objects = git.Objects(tmp_path / "objects.git")
     tree, before = stored(objects), sorted((tmp_path / ".git").rglob("*"))
     (objects.path / "HEAD").write_bytes(b"garbage")
     for use in (lambda: objects.paths(tree), lambda: stored(objects), lambda: objects.checkout(tree, tmp_path / "src", tmp_path / "index")):

@@ -24,7 +24,6 @@ from tests.support import verdicts, wheels
 from tests.unit import patches_page
 
 from sparkwright.bench import quick_look, report
-from sparkwright.bench.quick_look import QuickLook
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import FIGURES, METRICS
@@ -145,7 +144,7 @@ def test_a_terminal_of_80_columns_is_enough_and_gets_no_control_characters(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     figures = tuple(load_figure(name, [0.0012, 1.2, 1234.5]) for name in FIGURES)
-    quick_look.show(QuickLook("1024/1024 c8", 128, 8, 3, "vllm-rs 0.33.0", figures, 1.5), "a \x1b[31m\u202emodel")
+    quick_look.show(quick_look.QuickLook("1024/1024 c8", 128, 8, 3, "vllm-rs 0.33.0", figures, 1.5), "a \x1b[31m\u202emodel")
     out = capsys.readouterr().out
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
     assert not re.search("[\x1b\u202e]", out)

@@ -35,12 +35,10 @@ from sparkwright.bench import results
 from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, LoadSpec, Request
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
-from sparkwright.bench.machine.state_checks import MachinePolicy, Reading, Snapshot
 from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
-from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.server_process import Server
@@ -51,21 +49,10 @@ from sparkwright.gates import throughput, throughput_run
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import Check, failed, invalid
-from sparkwright.gates.throughput import Experiment
-from sparkwright.gates.throughput_run import (
-    CounterChange,
-    ExperimentStart,
-    MeasurementJournal,
-    Runner,
-    RunSpec,
-    ThroughputPolicy,
-    counter_change,
-    invalid_reasons,
-)
 
 GATES = Path(__file__).parents[2] / "ci" / "gates"
-POLICY = strict_yaml.load(GATES / "throughput.yaml", ThroughputPolicy)
-MACHINE = strict_yaml.load(GATES / "machine.yaml", MachinePolicy)
+POLICY = strict_yaml.load(GATES / "throughput.yaml", throughput_run.ThroughputPolicy)
+MACHINE = strict_yaml.load(GATES / "machine.yaml", state_checks.MachinePolicy)
 ALONE = WorkloadCell(1024, 1024, 1, 2, primary=("tpot",))
 MANY = WorkloadCell(1024, 1024, 8, 8, primary=("rate",))
 
@@ -138,16 +125,16 @@ class SimulatedServers(MachineMonitor):
         self.spoil: Callable[[SimulatedServer, LoadResult], LoadResult] = lambda _, result: result
         self.spread = 0.0
         self.servers: dict[Side, SimulatedServer] = {}
-        self.spec = RunSpec((ALONE, MANY), self, self, POLICY, self.profile, resident=True)
+        self.spec = throughput_run.RunSpec((ALONE, MANY), self, self, POLICY, self.profile, resident=True)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> state_checks.Snapshot:
         self.now += 1
         gemv = GEMV * (1.5 if self.noise.slow(self.now) else 1.0)
         reasons, self.throttled = self.throttled, ()
-        return Snapshot(gemv=gemv, throttle_reasons=reasons)
+        return state_checks.Snapshot(gemv=gemv, throttle_reasons=reasons)
 
-    def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
-        return state_checks.disturbances(before, after, [Reading(GEMV, COPY)], MACHINE)
+    def disturbances(self, before: state_checks.Snapshot, after: state_checks.Snapshot) -> tuple[Reason, ...]:
+        return state_checks.disturbances(before, after, [state_checks.Reading(GEMV, COPY)], MACHINE)
 
     def wait(self, seconds: float) -> None:
         """Let the virtual clock run."""
@@ -199,27 +186,27 @@ class SimulatedServers(MachineMonitor):
         return self.spoil(server, LoadResult(self.name, seconds, requests))
 
 
-def opened(path: Path) -> MeasurementJournal:
-    return MeasurementJournal(path, ExperimentStart(7, 0.0))
+def opened(path: Path) -> throughput_run.MeasurementJournal:
+    return throughput_run.MeasurementJournal(path, throughput_run.ExperimentStart(7, 0.0))
 
 
-def ran(path: Path, servers: SimulatedServers, **changes: object) -> Runner:
-    outcome = Runner(replace(servers.spec, **changes), servers.launch, opened(path))
+def ran(path: Path, servers: SimulatedServers, **changes: object) -> throughput_run.Runner:
+    outcome = throughput_run.Runner(replace(servers.spec, **changes), servers.launch, opened(path))
     with patch.object(throughput_run, "sleep", servers.wait), patch.object(throughput_run, "monotonic", lambda: servers.now):
         outcome.run()
     return outcome
 
 
-def legs(path: Path) -> list[Measurement]:
+def legs(path: Path) -> list[results.Measurement]:
     """Return the measurements of the journal at *path*."""
     return opened(path).measurements
 
 
-def state(outcome: Runner) -> str | None:
+def state(outcome: throughput_run.Runner) -> str | None:
     return outcome.decision.state if outcome.decision else None
 
 
-def stopped(outcome: Runner) -> tuple[str, str]:
+def stopped(outcome: throughput_run.Runner) -> tuple[str, str]:
     assert outcome.stopped
     return outcome.stopped[0], outcome.stopped[1].reference
 
@@ -281,10 +268,10 @@ def test_every_block_has_fresh_launches_in_abba(resident: bool, tmp_path: Path) 
     ran(tmp_path / "j", SimulatedServers(), resident=resident, policy=replace(POLICY, max_blocks=3))
     alone = sorted((leg for leg in legs(tmp_path / "j") if leg.cell == ALONE.name), key=lambda leg: leg.position)
     assert len({(leg.block, leg.launch) for leg in alone}) == len({leg.launch for leg in alone}) == 4 * (1 if resident else 4)
-    for block in (CONTROL_BLOCK, 0, 1, 2):
+    for block in (results.CONTROL_BLOCK, 0, 1, 2):
         order = [leg.side for leg in alone if leg.block == block]
         assert order[0] == order[3] != order[1] == order[2]
-        assert set(order) == {"baseline", "control" if block == CONTROL_BLOCK else "candidate"}
+        assert set(order) == {"baseline", "control" if block == results.CONTROL_BLOCK else "candidate"}
 
 
 def test_both_orders_occur_and_no_two_measurements_share_prompts(tmp_path: Path) -> None:
@@ -363,7 +350,7 @@ def test_a_measurement_is_as_long_as_its_own_error_asks_for(spread: float, paire
         work = functools.partial(ran, tmp_path / "j", servers, cells=(cell,))
         processes.exit_code(work) if kills else work()
     sizes = {(leg.block, len(leg.run.requests)) for leg in legs(tmp_path / "j") if leg.run}
-    assert sizes == {(CONTROL_BLOCK, 3), (0, requests)}
+    assert sizes == {(results.CONTROL_BLOCK, 3), (0, requests)}
 
 
 @pytest.mark.parametrize("resident", [True, False])
@@ -458,7 +445,7 @@ def test_every_launch_is_profiled_and_a_baseline_may_have_other_kernels(resident
 def test_a_difference_has_the_sign_of_worse() -> None:
     """A longer time and a lower rate both make it positive."""
     own = [
-        Measurement(
+        results.Measurement(
             ALONE.name, 0, 0, "baseline" if seconds == 1 else "candidate", position,
             run=LoadResult("g", seconds, (Request(0, seconds / 10, seconds, 8, 8),)),
             drafts=2 / seconds,
@@ -509,8 +496,8 @@ def question(place: Path, python: Path | None = None, **changes: object) -> Gate
     return replace(GateOptions(python=python, baseline_python=base, serve=place.parent / "toy", recipe="toy-cpu", workload=CELLS), **changes)
 
 
-def answered(place: Path, asked: GateOptions) -> Result:
-    return Experiment(context(place), asked, policy.load(place), recipes.load(place, asked.recipe), ThreadLoad()).result()
+def answered(place: Path, asked: GateOptions) -> results.Result:
+    return throughput.Experiment(context(place), asked, policy.load(place), recipes.load(place, asked.recipe), ThreadLoad()).result()
 
 
 @pytest.mark.parametrize(
@@ -526,7 +513,7 @@ def test_a_candidate_that_is_wrong_never_passes(
     place: Path, faults: dict[Fault, int], variables: dict[str, str], state: str, reference: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash under load fails the gate; wrong answers, and a server that does not start, make it invalid."""
-    monkeypatch.setattr(Experiment, "_contract", lambda *_: ())
+    monkeypatch.setattr(throughput.Experiment, "_contract", lambda *_: ())
     candidate = environment(place, "wrong", faults)
     result = answered(place, question(place, candidate, variable=tuple(variables.items())))
     stopped = throughput.checks(result)[0]
@@ -549,9 +536,9 @@ def test_a_recipe_counts_only_as_it_is_served_and_profiled(place: Path) -> None:
 
 def test_only_the_same_experiment_is_continued(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a kill the measurements of the same wheels, flags, workloads and policies count, and no others; a result can be read again."""
-    monkeypatch.setattr(Experiment, "_contract", lambda *_: ())
+    monkeypatch.setattr(throughput.Experiment, "_contract", lambda *_: ())
     asked = question(place)
-    with patch.object(MeasurementJournal, "end", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+    with patch.object(throughput_run.MeasurementJournal, "end", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         answered(place, asked)
     journals = place.parent / "cache" / "logs" / "throughput"
     assert len(list(journals.glob("*.jsonl"))) == 1
@@ -606,7 +593,7 @@ def test_cell_of_real_prompts_without_their_file_is_refused_and_a_file_that_no_c
 ORDER = LoadSpec("u", "m", 16, 24, 2, 2)
 SOUND = Request(0.0, 0.1, 0.5, 16, 24)
 LUMP, FEWER = replace(SOUND, ttft=0.49999), replace(SOUND, output_tokens=13)
-COUNTS = CounterChange(4, 96)
+COUNTS = throughput_run.CounterChange(4, 96)
 
 
 @pytest.mark.parametrize(
@@ -640,11 +627,11 @@ COUNTS = CounterChange(4, 96)
     ],
 )
 def test_every_reason_has_its_cause(
-    requests: tuple[Request, ...], found: CounterChange | None, expected: list[str]
+    requests: tuple[Request, ...], found: throughput_run.CounterChange | None, expected: list[str]
 ) -> None:
     """Each thing that is wrong is named by itself, and a sound leg by none; real prompts may have any length."""
     for order, faults in ((ORDER, expected), (replace(ORDER, prompt_file=Path("x")), [each for each in expected if each != "prompt-other"])):
-        reasons = invalid_reasons(order, LoadResult("g", 1.0, requests), found, 0.01)
+        reasons = throughput_run.invalid_reasons(order, LoadResult("g", 1.0, requests), found, 0.01)
         assert [reason.reference for reason in reasons] == faults
 
 
@@ -652,7 +639,7 @@ def test_counters_are_differences() -> None:
     """A server that began anew in the middle of a leg has no counters for it; speculation is metered apart, by the server's counters."""
     first = {"vllm:generation_tokens_total": 24.0, "vllm:request_success_total": 1.0}
     second = {name: 3 * value for name, value in first.items()}
-    assert counter_change(first, second) == CounterChange(2, 48)
-    assert counter_change(second, first) is counter_change({}, {}) is None
+    assert throughput_run.counter_change(first, second) == throughput_run.CounterChange(2, 48)
+    assert throughput_run.counter_change(second, first) is throughput_run.counter_change({}, {}) is None
     drafts = {"vllm:spec_decode_num_drafts_total": 10.0, "vllm:spec_decode_num_accepted_tokens_total": 20.0}
-    assert counter_change(first, {**second, **drafts}) == CounterChange(2, 48, drafts=3)
+    assert throughput_run.counter_change(first, {**second, **drafts}) == throughput_run.CounterChange(2, 48, drafts=3)

@@ -15,13 +15,10 @@ import msgspec
 import pytest
 from tests.refusals import refusal
 from tests.support import mounts, packs, standin, wheels
-from tests.support.packs import KEY
-from tests.support.standin import Machine
 
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.server import start_parts, warm_pack
 from sparkwright.bench.server.launch import LaunchPlan
-from sparkwright.bench.server.warm_pack import PackInvalid
 from sparkwright.builder import host_info
 from sparkwright.cli import main
 from sparkwright.client.environment import MARKER as MARKER_FILE
@@ -36,7 +33,6 @@ from sparkwright.gates.core.night import Night, NightStep
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import Verdict, passed
 from sparkwright.serving import launch
-from sparkwright.serving.launch import ServeRequest
 
 ROOT = Path(__file__).parents[2]
 MARKER = Marker(
@@ -83,7 +79,7 @@ def test_a_pack_holds_what_another_machine_needs_and_equal_starts_give_equal_byt
 )
 def test_an_archive_of_anything_but_the_stated_files_is_refused(tmp_path: Path, members: list[Any]) -> None:
     archive = packs.archive(tmp_path / "bad", *members)
-    with pytest.raises(PackInvalid):
+    with pytest.raises(warm_pack.PackInvalid):
         warm_pack.unpack(archive, 8, tmp_path / "folder")
     assert not (tmp_path / "out").exists()
     assert not Path("/etc/out").exists()
@@ -93,7 +89,7 @@ def test_a_bomb_ends_at_the_stated_size(tmp_path: Path) -> None:
     """4 GiB in 130 kB: the file before it is written, and nothing of what is too large."""
     small = packs.member("a"), b"x" * 8
     archive = packs.archive(tmp_path / "bomb", small, (packs.member("b"), b"\0" * (1 << 28)))
-    with pytest.raises(PackInvalid):
+    with pytest.raises(warm_pack.PackInvalid):
         warm_pack.unpack(archive, 64, tmp_path / "out")
     assert tree(tmp_path / "out") == {"a": b"x" * 8}
 
@@ -105,7 +101,7 @@ def test_the_key_has_what_may_change_a_graph_and_no_secret(tmp_path: Path, monke
     key = warm_pack.pack_key(LaunchPlan(Path("python"), tmp_path, flags, variables), "toy-cpu", "d" * 64, MARKER)
     assert key.settings == ("--dtype=float32", "--hf-token=***", "VLLM_USE_X=1")
     assert key.wheels == {"vllm": "a" * 64}
-    assert (key.gpu, key.driver) == (KEY.gpu, KEY.driver)
+    assert (key.gpu, key.driver) == (packs.KEY.gpu, packs.KEY.driver)
 
 
 def test_what_a_server_makes_beside_its_pack_is_counted_and_never_reaches_the_pack(tmp_path: Path, packed: WarmPack) -> None:
@@ -200,7 +196,7 @@ def test_a_night_that_passed_leaves_a_pack_for_what_serve_starts(tmp_path: Path)
     night._steps["G3"] = NightStep("G3", "pass", "", verdict=verdict)
     pack = night.make_pack()
     assert pack
-    served = launch.plan(ServeRequest(recipe="toy-cpu", model=str(model)), python, ROOT)
+    served = launch.plan(launch.ServeRequest(recipe="toy-cpu", model=str(model)), python, ROOT)
     assert pack.key == warm_pack.pack_key(served.launch, "toy-cpu", model_digest(model), MARKER)
     (record,) = (tmp_path / "out").glob("tiny-1.0-*.toy-cpu.pack.json")
     assert msgspec.json.decode(record.read_bytes(), type=WarmPack) == pack
@@ -259,7 +255,7 @@ def test_a_log_without_a_line_of_vllm_is_refused(tmp_path: Path) -> None:
             start_parts.read(tmp_path / name)
 
 
-def test_the_start_of_a_server_is_explained_when_it_answers_and_its_words_pass(machine: Machine) -> None:
+def test_the_start_of_a_server_is_explained_when_it_answers_and_its_words_pass(machine: standin.Machine) -> None:
     """The server still has the pid that was started, and gets its signals; what it prints behind the table is seen, too."""
     child = machine.start("--explain-start")
     machine.until_healthy()
@@ -272,7 +268,7 @@ def test_the_start_of_a_server_is_explained_when_it_answers_and_its_words_pass(m
     assert "imports" in printed[table:]
 
 
-def test_a_stored_log_is_explained_as_a_table_and_as_a_document(machine: Machine) -> None:
+def test_a_stored_log_is_explained_as_a_table_and_as_a_document(machine: standin.Machine) -> None:
     log = machine.folder / "server.log"
     log.write_text(LOG)
     assert "21.5" in machine.verb("serve", f"--explain-start={log}").stdout

@@ -18,7 +18,6 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from tests.support import loopback, processes, workflows
-from tests.support.workflows import Expression
 from tests.unit.conftest import ROOT, Repository
 
 from sparkwright.cli.main import parse
@@ -270,7 +269,7 @@ def test_the_builder_is_the_spark_where_a_lab_has_one(tmp_path: Path, chosen: st
 
     assert (status == 0, outputs.get("builder", "")) == (bool(runner), runner), said
     contexts = {"needs": {"request": {"outputs": outputs}}, "vars": {"LAB_REPOSITORY": "a"}, "github": {"repository": "a"}}
-    labels = Expression(PIPELINE["build"]["runs-on"].strip()[3:-2], contexts).value()
+    labels = workflows.Expression(PIPELINE["build"]["runs-on"].strip()[3:-2], contexts).value()
     assert labels == (["self-hosted", "linux", "ARM64", "gb10"] if runner == "spark" else ["ubuntu-24.04-arm"])
 
 
