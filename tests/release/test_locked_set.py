@@ -141,9 +141,8 @@ def test_a_set_is_whole_and_pinned(index: Index, ours: list[Path], tmp_path: Pat
     assert read["environments"] == [f"{platform} and python_version == '{PYTHON}'"]
     assert all(set(package) == {"name", "version", "wheels"} for package in read["packages"])
     assert str(tmp_path / "release") not in made.lock.decode()
-    with refusal("set-unresolved") as caught:
+    with refusal("set-unresolved", says="certifi"):
         resolved(index, ours, tmp_path, overrides=())
-    assert any("certifi" in line for line in caught.value.details)
 
 
 def test_every_package_has_one_version_for_all_pythons(

@@ -68,9 +68,8 @@ def test_rebuild_follows_a_release_by_its_label_alone(
 ) -> None:
     """Other inputs under one label sort by a digest: below that of the release they are refused, with what to raise, and a raised label is admitted."""
     monkeypatch.setattr(wheels, "BUILT", "p0a2b3c4d.cu130")
-    with refusal("version-order") as caught:
+    with refusal("version-order", says="Raise `label` in forks/2026.11/stack.yaml above that of 2026.11.1 "):
         owner.publish(wheels.release(tmp_path / "same"), dry_run=True)
-    assert "Raise `label` in forks/2026.11/stack.yaml above that of 2026.11.1 " in caught.value.todo
     raised = wheels.release(tmp_path / "raised", label="spark.2026.11.1")
     assert owner.publish(raised, dry_run=True).release == "2026.11.2"
 
@@ -155,9 +154,8 @@ def test_unwritable_pages_follow_with_the_next_refresh(
     (verified / "index.html").unlink()
     (verified / "index.html").mkdir()
     (verified / "gone").mkdir()
-    with refusal("index-unwritable") as caught:
+    with refusal("index-unwritable", says="release refresh"):
         owner.publish(new, "candidate")
-    assert "release refresh" in caught.value.todo
     (verified / "index.html").rmdir()
     owner.publisher().refresh()
     assert "2026.11.2" in (owner.root / "index.html").read_text()

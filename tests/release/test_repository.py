@@ -145,9 +145,8 @@ def test_key_with_a_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert b"ENCRYPTED" in path.read_bytes()
     for wrong in ("", "other"):
         monkeypatch.setenv(keys.PASSPHRASE, wrong)
-        with refusal("key-invalid") as caught:
+        with refusal("key-invalid", hides="secret"):
             keys.load_private(path)
-        assert "secret" not in str(caught.value.document())
 
 
 def test_keys_are_made_whole_or_not_at_all(tmp_path: Path) -> None:

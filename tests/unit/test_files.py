@@ -265,9 +265,8 @@ def test_an_archive_that_would_fill_the_memory_while_it_is_listed_is_unsafe(tmp_
     if kind == tarfile.REGTYPE:
         info.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "m/a"}
 
-    with refusal("archive-unsafe") as caught:
+    with refusal("archive-unsafe", says="sparse file"):
         members(tmp_path, info.tobuf(tarfile.PAX_FORMAT))
-    assert "sparse file" in caught.value.details[0]
 
 
 def test_headers_of_earlier_members_are_not_kept(tmp_path: Path) -> None:
@@ -285,9 +284,8 @@ def test_headers_of_earlier_members_are_not_kept(tmp_path: Path) -> None:
     commit = tarfile.TarInfo.create_pax_global_header({"comment": "0" * 40})
     member = tarfile.TarInfo("m/a").tobuf()
     assert members(tmp_path, commit + member) == [("a", "100644", b"")]
-    with refusal("archive-unsafe") as caught:
+    with refusal("archive-unsafe", says="second global header"):
         members(tmp_path, commit + commit + member)
-    assert "second global header" in caught.value.details[0]
 
 
 @pytest.mark.parametrize("data", [b"", b"not an archive", b"\x1f\x8b\x08\x00", b"\x1f\x8b\x08\x04", b"PK\x05\x06" + bytes(18), bytes(4096)], ids=str)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -17,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.refusals import allowed, refusal
+from tests.refusals import allowed, outcome, refusal
 from tests.support.badserver import Listener, Say, endless, head, silent, whole
 from tests.support.checkpoints import Told, write
 from tests.support.mixtures import MIXTURES, Mixture
@@ -404,7 +403,7 @@ def test_a_config_that_is_huge_or_no_json_is_refused(tmp_path: Path, text: bytes
 def test_a_mixture_is_refused_exactly_if_vllm_would_load_it_wrongly(tmp_path: Path, name: str, root: str) -> None:
     mixture = MIXTURES[name]
     folder = write(tmp_path / "m", mixture.config(root), mixture.tensors(root))
-    with refusal(mixture.refused) if mixture.refused else contextlib.nullcontext():
+    with outcome(mixture.refused):
         assert modules.audit(checkpoint.read(folder)).bytes
 
 
@@ -441,7 +440,7 @@ def test_a_declaration_without_layers_is_not_guessed_at_and_an_impossible_one_is
     config = mixture.config("model.")
     config["quantization_config"] |= changes
     folder = write(tmp_path / "m", config, mixture.tensors("model."))
-    with contextlib.nullcontext() if sound else refusal("checkpoint-invalid"):
+    with outcome("" if sound else "checkpoint-invalid"):
         assert modules.audit(checkpoint.read(folder)).scheme == "NVFP4 (modelopt)"
 
 
@@ -648,9 +647,8 @@ def test_a_token_goes_to_the_hub_alone(models: ModelHub, store: Store, tmp_path:
     models.token = "hf_geheim"
     with refusal("hub-refused", match="without HF_TOKEN"):
         fetched(models, store)
-    with refusal("hub-refused", match="with this HF_TOKEN") as caught:
+    with refusal("hub-refused", match="with this HF_TOKEN", hides="hf_wrong"):
         fetched(models, store, HF_TOKEN="hf_wrong")
-    assert "hf_wrong" not in str(caught.value.document())
     with ModelHub(models.root) as storage:
         models.storage = storage.url.replace("127.0.0.1", "localhost")
         assert fetched(models, store, HF_TOKEN="hf_geheim").tensors
