@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -85,30 +86,23 @@ def saying(text: str) -> Callable[[Message, int, int], tuple[Message, str]]:
     return lambda request, cached, running: sound_talk(request, cached, running) if request.get("tools") else ({"content": text}, "stop")
 
 
-def other_model(server: ByteModelServer) -> None:
-    server.logits = np.random.default_rng(2).standard_normal((256, 256)) * 2
-
-
-def damaged(change: Any) -> Callable[[ByteModelServer], None]:
-    return lambda server: setattr(server, "damage", change)
-
-
-def talking(text: str) -> Callable[[ByteModelServer], None]:
-    return lambda server: setattr(server, "talk", saying(text))
+def having(**changes: Any) -> Callable[[ByteModelServer], None]:
+    """Return what gives a server other attributes."""
+    return lambda server: vars(server).update(changes)
 
 
 #: What is wrong → how a server becomes so, and words of each difference that must be named.
 MUTANTS: dict[str, tuple[Callable[[ByteModelServer], None], tuple[str, ...]]] = {
-    "shuffled logits": (damaged(lambda logits, _: logits[::-1]), ("nat from the distributions",)),
-    "another model": (other_model, ("nat from the distributions",)),
-    "a scale that is wrong in decode alone": (damaged(only(lambda step: step.decoded > 0, lambda logits, _: logits * 0.5)), ("from prefill",)),
-    "damage far into an answer": (damaged(only(lambda step: step.decoded > 40)), ("from prefill",)),
-    "drafts that are accepted too easily": (lambda server: setattr(server, "careless", 3), ("greedy tokens",)),
-    "half a character": (talking("One sees a her\ufffdn and two boats."), ("U+FFFD",)),
-    "a repeated token": (talking("One sees" + " heron" * 40), ("answers are dirty",)),
-    "a foreign language": (talking("Man sieht einen Reiher und zwei Boote, und das Wasser ist nicht tief."), ("answers are dirty",)),
-    "a foreign script": (talking("One sees a heron 的 and two boats."), ("answers are dirty",)),
-    "calls that are cut": (lambda server: setattr(server, "talk", lambda *_: (called('{"town": "Lis'), "stop")), ("answers are dirty",)),
+    "shuffled logits": (having(damage=lambda logits, _: logits[::-1]), ("nat from the distributions",)),
+    "another model": (having(logits=np.random.default_rng(2).standard_normal((256, 256)) * 2), ("nat from the distributions",)),
+    "a scale that is wrong in decode alone": (having(damage=only(lambda step: step.decoded > 0, lambda logits, _: logits * 0.5)), ("from prefill",)),
+    "damage far into an answer": (having(damage=only(lambda step: step.decoded > 40)), ("from prefill",)),
+    "drafts that are accepted too easily": (having(careless=3), ("greedy tokens",)),
+    "half a character": (having(talk=saying("One sees a her\ufffdn and two boats.")), ("U+FFFD",)),
+    "a repeated token": (having(talk=saying("One sees" + " heron" * 40)), ("answers are dirty",)),
+    "a foreign language": (having(talk=saying("Man sieht einen Reiher und zwei Boote, und das Wasser ist nicht tief.")), ("answers are dirty",)),
+    "a foreign script": (having(talk=saying("One sees a heron 的 and two boats.")), ("answers are dirty",)),
+    "calls that are cut": (having(talk=lambda *_: (called('{"town": "Lis'), "stop")), ("answers are dirty",)),
 }  # fmt: skip
 
 
@@ -144,27 +138,20 @@ def test_garbage_behind_a_green_health_is_named(own: canary.Canary, server: Byte
     assert all(any(word in line for line in caught.value.details) for word in words), caught.value.details
 
 
-class bearer:  # noqa: N801  used as a function
-    """In its block, a process says that it serves at *url*; its environment has *own*, if there is one."""
-
-    def __init__(self, url: str, own: canary.Canary | None, folder: Path, **changed: Any) -> None:
-        model = standin.model(folder / "model")
-        if own:
-            name = canary.subject("c" * 64, RECIPE, model_digest(model))
-            (folder / CANARY).write_bytes(msgspec.json.encode({name: own}))
-        self.record = {
-            "release": "spark.1", "wheel": "c" * 64, "prefix": str(folder), "recipe": RECIPE, "model": str(model), "url": url, "flags": [], "needed_gib": 1.0,
-            **changed,
-        }  # fmt: skip
-
-    def __enter__(self) -> None:
-        code = f"import json, os, sys; record = json.loads(sys.argv[1]) | {{'pid': os.getpid()}}; os.execve('/bin/sleep', ['sleep', '600'], {{'{launch.RECORD}': json.dumps(record)}})"
-        self.process = subprocess.Popen([sys.executable, "-c", code, json.dumps(self.record)])
-        processes.until(lambda: self.process.pid in {each.pid for each in launch.running()})
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.wait()
+@contextlib.contextmanager
+def bearer(url: str, own: canary.Canary, folder: Path, **changed: Any) -> Iterator[None]:
+    """Have a process in the block that says that it serves at *url*; its environment has *own*."""
+    model = standin.model(folder / "model")
+    (folder / CANARY).write_bytes(msgspec.json.encode({canary.subject("c" * 64, RECIPE, model_digest(model)): own}))
+    record = {
+        "release": "spark.1", "wheel": "c" * 64, "prefix": str(folder), "recipe": RECIPE, "model": str(model), "url": url, "flags": [], "needed_gib": 1.0,
+        **changed,
+    }  # fmt: skip
+    code = f"import json, os, sys; record = json.loads(sys.argv[1]) | {{'pid': os.getpid()}}; os.execve('/bin/sleep', ['sleep', '600'], {{'{launch.RECORD}': json.dumps(record)}})"
+    with subprocess.Popen([sys.executable, "-c", code, json.dumps(record)]) as process:
+        processes.until(lambda: process.pid in {each.pid for each in launch.running()})
+        yield
+        process.kill()
 
 
 def test_deep_health_is_never_green_without_a_comparison(server: ByteModelServer, own: canary.Canary, tmp_path: Path) -> None:

@@ -243,10 +243,6 @@ def lacks(machine: memory.MachineMemory = SOUND, /, **changes: object) -> dict[s
     return {check.subject: check for check in checks if check.state != "ready"}
 
 
-def test_a_sound_spark_lacks_nothing_to_serve() -> None:
-    assert lacks() == {}
-
-
 @pytest.mark.parametrize(
     ("changes", "subject", "state", "words"),
     [

@@ -66,10 +66,6 @@ def test_lines_of_nvidia_smi_that_are_no_rows_are_left_out(driver: Path, monkeyp
     assert memory.MachineMemory.here().gpus == 0
 
 
-def test_guard_ends_a_server_only_below_the_floor_that_it_was_admitted_with() -> None:
-    assert [memory.guard_limit(floor) for floor in (12.0, 8.0, 3.0, 0.0)] == [8.0, 6.0, 2.25, 0.0]
-
-
 @pytest.mark.parametrize(
     ("script", "says"),
     [

@@ -23,11 +23,11 @@ from tests.refusals import refusal
 from tests.support import verdicts, wheels
 from tests.unit import patches_page
 
-from sparkwright.bench import quick_look, report
+from sparkwright.bench import report
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.records import FIGURES, METRICS
-from sparkwright.bench.results import CellResult, Result, Series, Subject, load_figure
+from sparkwright.bench.records import METRICS
+from sparkwright.bench.results import CellResult, Result, Series, Subject
 from sparkwright.bench.statistics import (
     Bounds,
     DecisionRule,
@@ -137,17 +137,6 @@ def test_every_series_has_a_ratio_and_the_figures_of_both_sides(tmp_path: Path) 
         ours = next(one.candidate for one in series if METRICS[one.metric][0] == name)
         row = next(row for row in figures.rows if row[1].startswith(name))
         assert row[3] == report.number((ours or 0) * factor)
-
-
-def test_a_terminal_of_80_columns_is_enough_and_gets_no_control_characters(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    figures = tuple(load_figure(name, [0.0012, 1.2, 1234.5]) for name in FIGURES)
-    quick_look.show(quick_look.QuickLook("1024/1024 c8", 128, 8, 3, "vllm-rs 0.33.0", figures, 1.5), "a \x1b[31m\u202emodel")
-    out = capsys.readouterr().out
-    assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
-    assert not re.search("[\x1b\u202e]", out)
 
 
 @given(st.text(max_size=2000))
