@@ -87,10 +87,6 @@ def test_what_disagrees_is_refused(tmp_path: Path, edit: Callable[[Members], obj
     assert (error.partition(":")[0], says in error) == (kind, True), error
 
 
-def test_a_stock_wheel_is_refused(tmp_path: Path) -> None:
-    assert "not built by" in refused(wheels.plain(tmp_path, "torch", "2.14.0"))
-
-
 def test_two_wheels_of_one_project(tmp_path: Path) -> None:
     """A release has one wheel of a project for each machine; two are refused, one for each machine is not."""
     one, other = wheels.vllm(tmp_path, machine="aarch64"), wheels.vllm(tmp_path, machine="x86_64")

@@ -24,7 +24,6 @@ from sparkwright.bench.server import flags, wheel_identity
 from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan
 from sparkwright.core import config, memory, strict_yaml
 from sparkwright.core.files import sha256_bytes
-from sparkwright.gates.contract import ContractPolicy
 from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
 from sparkwright.gates.throughput_run import ThroughputPolicy
 
@@ -34,9 +33,6 @@ RULE = strict_yaml.load(ROOT / "ci" / "gates" / "throughput.yaml", ThroughputPol
 NAMES = tuple(recipe.files(ROOT))
 #: A DGX Spark (119.7 GiB in seed reports 000 and 001) on which nothing runs.
 SPARK = memory.MachineMemory(119.7, 119.7, 1, unified=True)
-POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", ContractPolicy)
-
-
 def plain() -> dict[str, Any]:
     """Return a recipe without faults, and without a class."""
     return {**msgspec.to_builtins(recipe.load(ROOT, "gpt-oss-120b-mxfp4")), "inherits": ""}

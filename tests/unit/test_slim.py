@@ -76,7 +76,6 @@ def test_each_of_all_bf16_values_becomes_the_nearest_nvfp4_by_each_scale_of_its_
 # Whole models.
 
 #: A hybrid with experts: what stays, what changes, and parts of one layer in different shards.
-LAYER = "model.layers.{}."
 SHAPES: dict[str, tuple[str, tuple[int, ...]]] = {
     "model.embed_tokens.weight": ("BF16", (64, 32)), "lm_head.weight": ("BF16", (64, 32)), "model.norm.weight": ("BF16", (32,)),
     "model.position_ids": ("I64", (3,)), "model.layers.0.layer_scalar": ("BF16", (1,)),
