@@ -21,8 +21,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import processes
 
 from sparkwright.builder import toolchain
-from sparkwright.cli import demo
-from sparkwright.cli.options import default_cache
+from sparkwright.cli import demo, options
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
@@ -66,7 +65,7 @@ def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
     """Keep a test away from the user's configuration, home and cache, from other tests' console, and, unless marked, from the network."""
     if request.node.get_closest_marker("network") or request.node.get_closest_marker("toolchain"):
         # Both fetch from the user's index into the user's cache, so that a second run is quick.
-        monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(default_cache()))
+        monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(options.default_cache()))
     else:
         monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", NOWHERE)
         monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
@@ -91,7 +90,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture(scope="session")
 def user_store() -> Store:
     """Return the user's store, whose downloads and environments tests share."""
-    return Store(default_cache())
+    return Store(options.default_cache())
 
 
 @pytest.fixture(scope="session")

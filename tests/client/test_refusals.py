@@ -22,9 +22,7 @@ from tests.client.world import CLIENT, MACHINE, ONE, SITE, TWO, User, Wheel, Wor
 from tests.refusals import refusal
 from tests.support import mounts, processes, tufindex
 
-from sparkwright.client import environment, locked_wheels
-from sparkwright.client.folders import without_links
-from sparkwright.client.records import FileEdit, Overlay, Release, ReleaseState, TextChange
+from sparkwright.client import environment, folders, locked_wheels, records
 from sparkwright.core import http
 
 HTML = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n"
@@ -309,9 +307,9 @@ def test_links_are_followed_as_the_system_does(tmp_path: Path) -> None:
     """A target may lead through a further link and up from there."""
     subprocess.run("mkdir -p real/deep real/y y; ln -s real/deep x; ln -s x/../y link; ln -s loop loop", shell=True, check=True, cwd=tmp_path)
     for name in ("link", "x/../y", "x/new", "y/../link/new"):
-        assert without_links(tmp_path / name) == Path(os.path.realpath(tmp_path / name))
+        assert folders.without_links(tmp_path / name) == Path(os.path.realpath(tmp_path / name))
     with refusal("cache-unusable"):
-        without_links(tmp_path / "loop")
+        folders.without_links(tmp_path / "loop")
 
 
 @pytest.mark.parametrize(
@@ -653,8 +651,8 @@ HOSTILE_STATE: dict[str, list[object]] = {
     "yanked": ["a\nb", "\x1b[2J"],
 }
 PLAIN = tufindex.release(ONE)[0]
-EDIT = FileEdit("x", "demo", "demo/a.py", "0" * 64, "1" * 64, (TextChange("a", "b"),), "it refuses", "it admits")
-FULL = replace(PLAIN, edits=(EDIT,), overlays=(Overlay("a", "b", 1, "it overlaps"),))
+EDIT = records.FileEdit("x", "demo", "demo/a.py", "0" * 64, "1" * 64, (records.TextChange("a", "b"),), "it refuses", "it admits")
+FULL = replace(PLAIN, edits=(EDIT,), overlays=(records.Overlay("a", "b", 1, "it overlaps"),))
 
 
 @pytest.mark.parametrize(
@@ -665,7 +663,7 @@ FULL = replace(PLAIN, edits=(EDIT,), overlays=(Overlay("a", "b", 1, "it overlaps
     ],
 )
 def test_hostile_value_is_no_record(
-    record: Release | ReleaseState, field: str, values: list[object]
+    record: records.Release | records.ReleaseState, field: str, values: list[object]
 ) -> None:
     assert msgspec.convert(msgspec.to_builtins(record), type(record)) == record
     first, _, rest = field.partition(".")

@@ -29,8 +29,7 @@ from urllib.parse import unquote
 import msgspec
 from tests.support import foldertree, loopback, mounts, tufindex, wheels
 
-from sparkwright.client import main
-from sparkwright.client.locked_wheels import LockedWheel
+from sparkwright.client import locked_wheels, main
 from sparkwright.client.records import (
     Channel,
     FileEdit,
@@ -44,8 +43,7 @@ from sparkwright.client.records import (
     ReleaseWheel,
 )
 from sparkwright.core.files import sha256_bytes
-from sparkwright.release import locked_set
-from sparkwright.release.repository import IndexFolder, Transaction
+from sparkwright.release import locked_set, repository
 
 #: The releases of most tests.
 ONE, TWO, THREE = "2026.11.1", "2026.11.2", "2026.11.3"
@@ -235,7 +233,7 @@ class World:
                 path = self.root / place
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(one.data)
-            wheel = LockedWheel(
+            wheel = locked_wheels.LockedWheel(
                 one.project, one.version, one.name, f"{self.url}{place}", one.sha256, len(one.data)
             )
             needed[wheel] = self.pythons
@@ -243,7 +241,7 @@ class World:
 
     def next_name(self) -> str:
         """Return the name of a release that comes after all others."""
-        return f"2026.11.{len(IndexFolder(self.root).entries) + 1}"
+        return f"2026.11.{len(repository.IndexFolder(self.root).entries) + 1}"
 
     def publish(
         self,
@@ -312,11 +310,11 @@ class World:
             transaction.set_release(release, state(stands))
         return release
 
-    def changing(self) -> contextlib.AbstractContextManager[Transaction]:
-        return IndexFolder(self.root).changing(self.keys, tufindex.ROLES)
+    def changing(self) -> contextlib.AbstractContextManager[repository.Transaction]:
+        return repository.IndexFolder(self.root).changing(self.keys, tufindex.ROLES)
 
     def yank(self, name: str, reason: str = "it answers wrongly") -> None:
-        entry = IndexFolder(self.root).entry(name)
+        entry = repository.IndexFolder(self.root).entry(name)
         with self.changing() as transaction:
             transaction.set_state(name, msgspec.structs.replace(entry.state, yanked=reason))
 

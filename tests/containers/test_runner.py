@@ -20,8 +20,7 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 from tests.containers.conftest import OWN, ROOT, debian, missing
-from tests.support import lab_github
-from tests.support.processes import until
+from tests.support import lab_github, processes
 
 from sparkwright.core.store import Store
 
@@ -146,7 +145,7 @@ def test_killed_job_leaves_nothing_and_keeps_a_second_one_away(machine: Machine)
     assert (status, output.split(":")[0], len(machine.hub.registered)) == (1, "runner-busy", 1)
     process.kill()
     process.communicate()
-    until(machine.nothing_left, 30)
+    processes.until(machine.nothing_left, 30)
     assert machine.run("echo next") == (0, "next\n")
 
 
@@ -154,7 +153,7 @@ def test_full_image_ends_only_the_job(machine: Machine) -> None:
     free = shutil.disk_usage(machine.root).free
     status, output = machine.run("head -c 300M /dev/zero >big && echo wrote; df --output=avail . | tail -n 1; exit 7")
     assert (status, "No space left on device" in output, "wrote" in output) == (7, True, False)
-    until(lambda: shutil.disk_usage(machine.root).free > free - 32e6, 30)
+    processes.until(lambda: shutil.disk_usage(machine.root).free > free - 32e6, 30)
 
 
 def test_job_has_no_right_and_sees_no_secret(machine: Machine) -> None:
@@ -250,7 +249,7 @@ def test_systemd_runs_one_job_after_the_other(machine: Machine) -> None:
     process = subprocess.Popen(["systemd-nspawn", *options], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         # The third registration is that of a runner without a job, which waits.
-        until(lambda: len(machine.hub.registered) == 3, 90)
+        processes.until(lambda: len(machine.hub.registered) == 3, 90)
     finally:
         process.terminate()
         process.wait(60)
@@ -258,4 +257,4 @@ def test_systemd_runs_one_job_after_the_other(machine: Machine) -> None:
     assert re.findall("^(?:job .|found.*)$", lines, re.MULTILINE) == ["job 0", "job 1"]
     assert lines.count("cannot touch '/usr/x': Read-only file system") == 2
     assert lab_github.TOKEN not in lines
-    until(machine.nothing_left, 30)
+    processes.until(machine.nothing_left, 30)

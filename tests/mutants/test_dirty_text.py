@@ -7,17 +7,16 @@ from tests.mutants.conftest import Kill
 from tests.support.dirty_server import BATCH, DRAFTS, ROOT, SWITCHES, rates, record
 
 from sparkwright.core import strict_yaml
+from sparkwright.gates import dirty_text, text_checks
 from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.dirty_text import StockText
-from sparkwright.gates.text_checks import GenerationPolicy
 
 pytestmark = [pytest.mark.mutants, pytest.mark.timeout(900)]
 
-POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "generation.yaml", GenerationPolicy)
+POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "generation.yaml", text_checks.GenerationPolicy)
 
 
 @pytest.fixture(scope="module", name="stock")
-def _stock() -> StockText:
+def _stock() -> dirty_text.StockText:
     return record(POLICY)
 
 
@@ -29,7 +28,7 @@ def _sound() -> dict[str, Check]:
 
 @pytest.mark.parametrize("percent", [1, 5])
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_dirty_answers_under_one_switch_die(kill: Kill, sound: dict[str, Check], stock: StockText, switch: str, percent: int) -> None:
+def test_dirty_answers_under_one_switch_die(kill: Kill, sound: dict[str, Check], stock: dirty_text.StockText, switch: str, percent: int) -> None:
     """The check of that switch fails, and no other one; without drafts a server is asked for theirs alone."""
     pause_s = 0.01 if switch == BATCH else 0.0
     found = rates(POLICY, 100 // percent, SWITCHES[switch], stock, pause_s=pause_s, drafts=switch == DRAFTS)

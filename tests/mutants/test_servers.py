@@ -20,10 +20,9 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server.server_process import Server
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
-from sparkwright.gates import accuracy, contract, generation, logprobs, soak
+from sparkwright.gates import accuracy, contract, generation, logprobs, soak, text_checks
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Check, passed
-from sparkwright.gates.text_checks import GenerationPolicy
 
 # Training a model, serving it and recording its reference are set up for the first test.
 pytestmark = [pytest.mark.mutants, pytest.mark.server, pytest.mark.timeout(900)]
@@ -62,7 +61,7 @@ def test_server_that_takes_another_backend_than_it_was_told(server: Server, soun
     kill(mutant="wrong backend chosen (attention)", gate="G3", sound=sound_kernels, mutant_checks=checks)
 
 
-POLICY = strict_yaml.load(WORDS, GenerationPolicy)
+POLICY = strict_yaml.load(WORDS, text_checks.GenerationPolicy)
 SOAK = strict_yaml.load(ROOT / "ci" / "gates" / "soak.yaml", soak.SoakPolicy)
 
 #: What is wrong → the fault, its options, and a check that must be among those that notice.

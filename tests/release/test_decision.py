@@ -17,15 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import outcome, refusal
+from tests.support import publisher, wheels
 from tests.support import verdicts as made
-from tests.support import wheels
-from tests.support.publisher import IndexOwner
 
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.results import Result
-from sparkwright.cli import main
-from sparkwright.cli.options import checkout
+from sparkwright.cli import main, options
 from sparkwright.client.records import Proof, Release
 from sparkwright.core.states import State
 from sparkwright.core.store import Store
@@ -548,7 +546,7 @@ REHEARSAL = wheels.ROOT / "docs" / "rehearsal"
 
 
 def test_wheels_and_indexes_of_another_gpu_are_refused(
-    owner: IndexOwner, new: list[Path], tmp_path: Path
+    owner: publisher.IndexOwner, new: list[Path], tmp_path: Path
 ) -> None:
     """A Spark's wheel does not pass the policy of SM 9.0, not even as a candidate; an index stays with its GPU."""
     rules = owner.publisher().policy
@@ -587,7 +585,7 @@ SPARK = ("12.1",)
 def _context(tmp_path: Path) -> RunContext:
     """Return this checkout with a store of its own."""
     words = ["--root", str(wheels.ROOT), "--cache-dir", str(tmp_path / "cache"), "--stack", "2026.11"]
-    return checkout(main.parse(["gate", "--offline", *words]))
+    return options.checkout(main.parse(["gate", "--offline", *words]))
 
 
 @pytest.fixture(name="models")

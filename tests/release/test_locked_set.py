@@ -17,10 +17,8 @@ from tests.support import publisher, tufindex, wheels
 from sparkwright.audit.wheel import read_subject
 from sparkwright.builder import pylock
 from sparkwright.client import locked_wheels
-from sparkwright.core.files import sha256_file
-from sparkwright.core.store import Store
-from sparkwright.release import locked_set
-from sparkwright.release.policy import Override, SetRule
+from sparkwright.core import files, store
+from sparkwright.release import locked_set, policy
 
 #: The Python of the tests; what is installed here has to be for it.
 PYTHON = f"3.{sys.version_info[1]}"
@@ -95,11 +93,11 @@ def resolved(
     """Resolve the wheels *paths* for this Python."""
     rule: dict[str, Any] = {
         "pythons": (PYTHON,),
-        "overrides": (Override("certifi>=2026.10.18", "the index lacks it"),),
+        "overrides": (policy.Override("certifi>=2026.10.18", "the index lacks it"),),
         **changed,
     }
     return locked_set.resolve(
-        own_wheels(index, paths), MACHINE, SetRule(**rule), index_url=index_url or index.url
+        own_wheels(index, paths), MACHINE, policy.SetRule(**rule), index_url=index_url or index.url
     )  # fmt: skip
 
 
@@ -133,7 +131,7 @@ def test_a_set_is_whole_and_pinned(index: Index, ours: list[Path], tmp_path: Pat
     assert {name: one.version for name, one in found.items()} == made.packages
     assert [found["vllm"]] == list(own_wheels(index, ours[2:]))
     numpy = index.folder / "files" / "numpy-2.4.0-py3-none-any.whl"
-    assert found["numpy"].sha256 == sha256_file(numpy)
+    assert found["numpy"].sha256 == files.sha256_file(numpy)
     assert resolved(index, ours, tmp_path) == made
     read = tomllib.loads(made.lock.decode())
     Pylock.from_dict(read)
@@ -193,7 +191,7 @@ def test_nothing_but_wheels_with_hashes(index: Index, tmp_path: Path) -> None:
         with refusal("set-unresolved"):
             resolved(index, [wheels.vllm(tmp_path / project, requires=[project])], tmp_path)
     made = resolved(index, [wheels.vllm(tmp_path / "bare", requires=["bare"])], tmp_path)
-    assert sha256_file(bare).encode() in made.lock
+    assert files.sha256_file(bare).encode() in made.lock
 
 
 def test_the_users_configuration_and_password_do_not_leak(
@@ -218,9 +216,9 @@ def test_tools_are_locked_from_the_index_of_the_site_alone(index: Index, tmp_pat
     monkeypatch.delenv("SPARKWRIGHT_INDEX_URL")
     monkeypatch.setenv("UV_DEFAULT_INDEX", index.url)
     (tmp_path / "requirements.in").write_text("torch\n")
-    made = [pylock.resolve(Store(tmp_path / "store"), tmp_path / "requirements.in")]
+    made = [pylock.resolve(store.Store(tmp_path / "store"), tmp_path / "requirements.in")]
     for setting in ("RESOLUTION=lowest", "EXCLUDE_NEWER=2020-01-01", "INDEX=http://127.0.0.1:9/simple/"):
         monkeypatch.setenv(*f"UV_{setting}".split("="))
-        made.append(pylock.resolve(Store(tmp_path / "store"), tmp_path / "requirements.in"))
+        made.append(pylock.resolve(store.Store(tmp_path / "store"), tmp_path / "requirements.in"))
     assert 'name = "torch"\nversion = "2.15.0"' in made[0]
     assert made == made[:1] * 4

@@ -18,31 +18,29 @@ from msgspec.structs import replace
 from pypi_simple import DistributionPackage, ProjectPage
 from tests.client.world import CLIENT, ONE, TWO, World
 from tests.refusals import refusal
-from tests.support import packs, publisher, tufindex, verdicts, wheels
-from tests.support.foldertree import files, tree
+from tests.support import foldertree, packs, publisher, tufindex, verdicts, wheels
 
 from sparkwright.bench.server import wheel_identity
 from sparkwright.client.records import FileEdit, TextChange
 from sparkwright.core.files import sha256_file
 from sparkwright.forks.stack import FileLock
-from sparkwright.release import keys, locked_set, staging
-from sparkwright.release.repository import IndexFolder
+from sparkwright.release import keys, locked_set, repository, staging
 
 
 def test_same_wheels_are_published_once_and_restored(owner: publisher.IndexOwner, first: list[Path]) -> None:
-    before = tree(owner.root)
+    before = foldertree.tree(owner.root)
     damaged, lost = owner.index.entries["2026.11.1"].release.wheels[:2]
     (owner.root / damaged.path).write_bytes(b"a faulty disk")
     (owner.root / lost.path).unlink()
     done = owner.publish(first)
     assert (done.release, done.already) == ("2026.11.1", True)
-    assert tree(owner.root) == before
+    assert foldertree.tree(owner.root) == before
 
 
 def test_dry_run_and_full_disk_write_nothing(
     owner: publisher.IndexOwner, new: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = files(owner.folder)
+    before = foldertree.files(owner.folder)
     done = owner.publish(new, "candidate", dry_run=True)
     assert done.release == "2026.11.2"
     assert {entry.gate for entries in done.missing.values() for entry in entries} == {"G5"}
@@ -52,7 +50,7 @@ def test_dry_run_and_full_disk_write_nothing(
             owner.publish(new, "candidate")
     owner.root = owner.folder / "nowhere"
     owner.publish(new, "candidate", dry_run=True)
-    assert files(owner.folder) == before
+    assert foldertree.files(owner.folder) == before
 
 
 def test_rebuild_follows_a_release_by_its_label_alone(
@@ -163,9 +161,9 @@ def links(owner: publisher.IndexOwner, channel: str, project: str) -> list[Distr
 
 def test_yank_keeps_the_files_and_says_why(owner: publisher.IndexOwner) -> None:
     """A parser of others reads hashes, METADATA, Pythons and the yank of the simple pages."""
-    before, reason = tree(owner.root / "files"), 'it "hangs" <b>'
+    before, reason = foldertree.tree(owner.root / "files"), 'it "hangs" <b>'
     owner.publisher().yank("2026.11.1", reason)
-    assert tree(owner.root / "files") == before
+    assert foldertree.tree(owner.root / "files") == before
     page = (owner.root / "releases/2026.11.1/index.html").read_text()
     assert "it &#34;hangs&#34; &lt;b&gt;" in page
     [vllm] = links(owner, "verified", "vllm")
@@ -374,10 +372,10 @@ def test_client_of_an_earlier_day_uses_an_index_of_today(
 
 
 def test_index_of_an_earlier_day_is_used_and_continued(older: Path, tmp_path: Path) -> None:
-    assert list(IndexFolder(older).entries) == [ONE, TWO]
+    assert list(repository.IndexFolder(older).entries) == [ONE, TWO]
     user = World(tmp_path / "world").user()
     user.environment["SPARKWRIGHT_INDEX"] = str(older)
-    trusted = ("--trust", IndexFolder(older).fingerprint)
+    trusted = ("--trust", repository.IndexFolder(older).fingerprint)
     for words in (("install", "--version", ONE, *trusted), ("install",), ("list",), ("rollback",), ("doctor", "--deep")):
         outcome = user.run(*words)
         assert outcome.code == 0, outcome.said

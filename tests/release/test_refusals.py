@@ -14,8 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.support import publisher, wheels
-from tests.support.foldertree import tree
+from tests.support import foldertree, publisher, wheels
 
 from sparkwright.cli import main
 
@@ -191,8 +190,8 @@ def test_hostile_publication_is_refused_and_nothing_changes(
             assert run(step) == ""
         else:
             subprocess.run(step, shell=True, check=True)
-    before = tree(owner.folder)
-    assert (run(line), tree(owner.folder)) == (expected, before)
+    before = foldertree.tree(owner.folder)
+    assert (run(line), foldertree.tree(owner.folder)) == (expected, before)
 
 
 def test_commands_without_a_fault_work_once_nobody_else_is_at_work(

@@ -17,16 +17,15 @@ from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, Key
 from sigstore.models import ClientTrustConfig
 from sigstore.verify import Verifier
 from tests.refusals import allowed, refusal
-from tests.support import processes, tufindex
+from tests.support import processes, sigstoreworld, tufindex
 from tests.support.foldertree import files, tree
-from tests.support.sigstoreworld import GITHUB, WORKFLOW, World
 
 from sparkwright.core.files import sha256_file
 from sparkwright.release import keys, repository
 from sparkwright.release.policy import Identity
 
 NAME = "2026.11.1"
-HOLDER = Identity(WORKFLOW, GITHUB)
+HOLDER = Identity(sigstoreworld.WORKFLOW, sigstoreworld.GITHUB)
 
 
 @pytest.fixture(name="held")
@@ -222,8 +221,8 @@ def test_kill_at_any_file_operation_leaves_the_old_or_the_new_index(
 
 
 @pytest.fixture(name="sigstore_world")
-def _sigstore_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    with World() as world:
+def _sigstore_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[sigstoreworld.World]:
+    with sigstoreworld.World() as world:
         config = ClientTrustConfig.from_json(world.config())
         monkeypatch.setattr(ClientTrustConfig, "production", lambda *_, **__: config)
         verifier = Verifier(trusted_root=config.trusted_root)
@@ -233,7 +232,7 @@ def _sigstore_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def test_identity_signs_and_another_one_does_not(
-    sigstore_world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sigstore_world: sigstoreworld.World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     keys.make(tmp_path / "keys", ["root", "online"])
     folder = tmp_path / "index"
@@ -241,7 +240,7 @@ def test_identity_signs_and_another_one_does_not(
     # A client has no module of the publisher.
     monkeypatch.delitem(KEY_FOR_TYPE_AND_SCHEME, ("sigstore-oidc", "Fulcio"))
     assert names_seen(folder, tmp_path / "client") == ["2026.11.1"]
-    sigstore_world.identity = WORKFLOW.replace("publish.yml", "other.yml")
+    sigstore_world.identity = sigstoreworld.WORKFLOW.replace("publish.yml", "other.yml")
     # The publisher has read the index, and verified the identity, by then.
     with refusal("index-damaged"):
         tufindex.publish(folder, keys.load([tmp_path / "keys"], HOLDER), "2026.11.2")
@@ -250,11 +249,11 @@ def test_identity_signs_and_another_one_does_not(
 
 
 def test_identity_without_credentials_is_refused(
-    sigstore_world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sigstore_world: sigstoreworld.World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     keys.make(tmp_path / "keys")
     with refusal("identity-unusable"):
-        keys.load([tmp_path / "keys"], Identity(WORKFLOW, "https://accounts.example"))
+        keys.load([tmp_path / "keys"], Identity(sigstoreworld.WORKFLOW, "https://accounts.example"))
     monkeypatch.setattr(sigstore.oidc, "detect_credential", lambda: None)
     with refusal("identity-unusable"):
         keys.load([tmp_path / "keys"], HOLDER)

@@ -13,12 +13,10 @@ from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.load import vllm_bench
-from sparkwright.bench.server import wheel_identity
+from sparkwright.bench.server import server_process, wheel_identity
 from sparkwright.bench.server.client import ServerInvalid
-from sparkwright.bench.server.server_process import Server
 from sparkwright.cli.options import default_cache
-from sparkwright.core import strict_yaml
-from sparkwright.core.store import Store
+from sparkwright.core import store, strict_yaml
 from sparkwright.gates import logprobs
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Ladder, Verdict, passed
@@ -27,7 +25,7 @@ from sparkwright.release import canary
 pytestmark = pytest.mark.server
 
 
-def test_the_client_agrees_with_the_server(server: Server) -> None:
+def test_the_client_agrees_with_the_server(server: server_process.Server) -> None:
     """Tokens, text, scores and counters of one prompt are told alike by every way to ask for them."""
     client = server.client()
     text = "The capital of France is 東京, not Paris."
@@ -46,7 +44,7 @@ def test_the_client_agrees_with_the_server(server: Server) -> None:
     assert client.version() == "0.32.0"
 
 
-def test_prompts_that_the_server_cannot_hold_have_a_reference(server: Server) -> None:
+def test_prompts_that_the_server_cannot_hold_have_a_reference(server: server_process.Server) -> None:
     """Too long as text and as tokens, tokens that the model has not, more logprobs than allowed, no text at all."""
     client = server.client()
     cases: dict[str, list[tuple[str | list[int], int, int]]] = {
@@ -60,19 +58,19 @@ def test_prompts_that_the_server_cannot_hold_have_a_reference(server: Server) ->
             assert caught.value.reason == reference, (prompt[:20], caught.value.message)
 
 
-def test_the_environment_is_the_wheel_that_it_was_installed_from(server: Server) -> None:
+def test_the_environment_is_the_wheel_that_it_was_installed_from(server: server_process.Server) -> None:
     """What the installer wrote is the wheel of the package index, byte for byte."""
     (wheel,) = (server.plan.python.parents[1] / "wheel").iterdir()
     assert wheel_identity.mismatches(server.plan.python, wheel) == {}
 
 
 @pytest.mark.network
-def test_a_measurement_is_what_was_ordered(server: Server, toy: Path) -> None:
+def test_a_measurement_is_what_was_ordered(server: server_process.Server, toy: Path) -> None:
     """Each request has the ordered tokens, prompt and answer, and the server's counters grow by those of all requests."""
     client = server.client()
     before = client.metrics()
     spec = vllm_bench.LoadSpec(server.url, server.plan.name, 96, 32, 4, 8, warmups=2, seed=3, tokenizer=toy)
-    result = vllm_bench.obtain(Path(__file__).parents[2], "2026.11", Store(default_cache()), offline=False).measure(spec)
+    result = vllm_bench.obtain(Path(__file__).parents[2], "2026.11", store.Store(default_cache()), offline=False).measure(spec)
     after = client.metrics()
     assert [(one.prompt_tokens, one.output_tokens, one.error) for one in result.requests] == [(96, 32, "")] * 8
     assert all(0 < one.ttft < one.latency for one in result.requests)
@@ -88,7 +86,7 @@ def test_a_measurement_is_what_was_ordered(server: Server, toy: Path) -> None:
 ROOT = Path(__file__).parents[2]
 
 
-def test_real_server_answers_as_recorded_and_not_as_another(server: Server, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+def test_real_server_answers_as_recorded_and_not_as_another(server: server_process.Server, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """The figures that are printed are those of the guide."""
     policy = strict_yaml.load(ROOT / "ci" / "gates" / "logprobs.yaml", logprobs.LogprobsPolicy)
     policy = replace(policy, texts=8, tokens=64, decode_texts=8, decode_prompt=24, decode_tokens=16)
@@ -97,7 +95,7 @@ def test_real_server_answers_as_recorded_and_not_as_another(server: Server, tmp_
     (tmp_path / "logprobs.json").write_bytes(msgspec.json.encode(reference))
     wheel = AuditedWheel("vllm-1-py3-none-any.whl", "c" * 64, 1, "vllm", "1", ("any",))
     verdict = Verdict("G5", "", wheel.sha256, "", (passed("candidate", "made up"),), "toy-cpu", model="d" * 64)
-    canary.write(Store(tmp_path / "store"), tmp_path, Ladder("s", wheel, (verdict,)), tmp_path, "random")
+    canary.write(store.Store(tmp_path / "store"), tmp_path, Ladder("s", wheel, (verdict,)), tmp_path, "random")
     (path,) = tmp_path.glob("*.canary.json")
     (own,) = canary.read(path).values()
 

@@ -10,8 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from tests.support import refserved
-from tests.support.processes import heard
+from tests.support import processes, refserved
 
 from sparkwright.gates.core import ladder
 
@@ -65,7 +64,7 @@ def test_a_night_that_is_killed_in_each_step_ends_with_all_its_verdicts(vllm_pyt
         "--baseline-python", str(vllm_python), "--keep-going", *only,
     ]  # fmt: skip
     for step in STEPS:
-        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=heard) as night:  # noqa: PLW1509
+        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, preexec_fn=processes.heard) as night:  # noqa: PLW1509
             assert night.stderr
             assert any(line.startswith(step) for line in night.stderr), step
             night.kill()

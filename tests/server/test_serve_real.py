@@ -13,13 +13,10 @@ from urllib.request import Request, urlopen
 import psutil
 import pytest
 from tests.refusals import refusal
-from tests.support.packs import KEY
-from tests.support.serving import VARIABLES
-from tests.support.standin import Machine, alive
+from tests.support import packs, serving, standin
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.server import flags, start_parts, warm_pack
-from sparkwright.bench.server.launch import LaunchPlan, check_variables
+from sparkwright.bench.server import flags, launch, start_parts, warm_pack
 from sparkwright.serving.environment import ServingEnvironment, examine
 
 pytestmark = pytest.mark.server
@@ -27,7 +24,7 @@ pytestmark = pytest.mark.server
 ROOT = Path(__file__).parents[2]
 
 
-class Real(Machine):
+class Real(standin.Machine):
     """A machine on which the real vLLM serves."""
 
     def __init__(self, folder: Path, python: Path, toy: Path) -> None:
@@ -65,7 +62,7 @@ class Real(Machine):
         """Return what the server printed, after it has ended with its *processes*."""
         printed = "".join(self.started[-1].communicate(timeout=180))
         _, running = psutil.wait_procs(processes, timeout=60)  # the resource tracker is the last to notice
-        assert not any(alive(one.pid) for one in running)
+        assert not any(standin.alive(one.pid) for one in running)
         assert self.health() == (1, "dead")
         return printed
 
@@ -123,9 +120,9 @@ def test_the_flags_and_variables_are_those_of_the_release(vllm_python: Path) -> 
         recipe = recipes.load(ROOT, name)
         if variant := recipe.find_variant("0.32.0"):
             environment.check(recipe.flags("0.32.0"))
-            check_variables(variant.variables, environment.package)
+            launch.check_variables(variant.variables, environment.package)
     with refusal("variable-refused"):
-        check_variables({"VLLM_NVFP4_GEMM_BACKEND": "marlin"}, environment.package)
+        launch.check_variables({"VLLM_NVFP4_GEMM_BACKEND": "marlin"}, environment.package)
 
 
 def names_in(package: Path, *files: str) -> set[str]:
@@ -145,7 +142,7 @@ def test_recipe_says_what_the_vllm_of_the_default_stack_knows(name: str, release
     version = "0.33.0+spark.2026.11" if variant.lacks else "0.33.0"
     words = recipe.flags(version)
     environment.check(words)
-    check_variables(variant.variables, package)
+    launch.check_variables(variant.variables, package)
     assert {recipe.tool_parser} - {""} <= names_in(package, "tool_parsers/__init__.py")
     assert {recipe.reasoning_parser} - {""} <= names_in(package, "reasoning/__init__.py")
     drafting = recipe.drafting(variant)
@@ -162,10 +159,10 @@ FLAGS = ("--max-model-len=1024", "--max-num-seqs=16", "--max-num-batched-tokens=
 @pytest.mark.timeout(1800)
 def test_a_pack_of_the_real_server_spares_its_compiler(vllm_python: Path, toy: Path, tmp_path: Path) -> None:
     """vLLM 0.32 on a CPU traces its one graph again and writes it anew; every kernel of the pack is found."""
-    variables = {name: value for name, value in VARIABLES.items() if name != "TORCHDYNAMO_DISABLE"}
-    plan = LaunchPlan(vllm_python, toy, FLAGS, variables, "toy", timeout=900, kept_free=1000)
+    variables = {name: value for name, value in serving.VARIABLES.items() if name != "TORCHDYNAMO_DISABLE"}
+    plan = launch.LaunchPlan(vllm_python, toy, FLAGS, variables, "toy", timeout=900, kept_free=1000)
     archive = tmp_path / "toy.pack.tar.zst"
-    pack = warm_pack.make(plan, KEY, archive, tmp_path / "logs")
+    pack = warm_pack.make(plan, packs.KEY, archive, tmp_path / "logs")
     warm_pack.unpack(archive, pack.unpacked, tmp_path / "out")
     kernels = [path for path in (tmp_path / "out").rglob("*") if path.suffix in warm_pack.KERNELS]
     assert len(kernels) > 5

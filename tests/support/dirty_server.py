@@ -12,10 +12,8 @@ from msgspec.structs import replace
 from tests.support.byte_model_server import ByteModelServer, Message, called, sound_talk
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.gates import dirty_text
-from sparkwright.gates.core.server_under_test import ServerIdentity
-from sparkwright.gates.core.verdict import Check
-from sparkwright.gates.text_checks import GenerationPolicy
+from sparkwright.gates import dirty_text, text_checks
+from sparkwright.gates.core import server_under_test, verdict
 
 ROOT = Path(__file__).parents[2]
 _TOY = recipes.load(ROOT, "toy-cpu")
@@ -61,17 +59,17 @@ class Talker:
         return sound_talk(request, cached, running)
 
 
-def record(policy: GenerationPolicy, every: int = 0) -> dirty_text.StockText:
+def record(policy: text_checks.GenerationPolicy, every: int = 0) -> dirty_text.StockText:
     """Return the answers of a stock wheel that is dirty in one of *every* so many; in none without."""
     with ByteModelServer() as stock:
         if every:
             stock.talk = Talker(stock, every, lambda *_: True, 11)
-        return dirty_text.record(policy, stock.client, "{prompt}", RECIPE, ServerIdentity(wheel="b" * 64))
+        return dirty_text.record(policy, stock.client, "{prompt}", RECIPE, server_under_test.ServerIdentity(wheel="b" * 64))
 
 
 def rates(
-    policy: GenerationPolicy, every: int, condition: Condition, stock: dirty_text.StockText, *, pause_s: float = 0.0, drafts: bool = True
-) -> dict[str, Check]:
+    policy: text_checks.GenerationPolicy, every: int, condition: Condition, stock: dirty_text.StockText, *, pause_s: float = 0.0, drafts: bool = True
+) -> dict[str, verdict.Check]:
     """
     Return the checks of a server that drafts tokens and is dirty in one of *every* so many answers under *condition*.
 

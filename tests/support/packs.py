@@ -13,9 +13,7 @@ import zstandard
 from sparkwright.bench.server import warm_pack
 from sparkwright.client.environment import PACKS
 from sparkwright.client.records import PackKey, WarmPack
-from sparkwright.core.files import sha256_file
-from sparkwright.core.process import CACHES
-from sparkwright.core.store import write_file
+from sparkwright.core import files, process, store
 
 KEY = PackKey(
     recipe="toy-cpu", model="d" * 64, settings=("--dtype=float32",), wheels={"vllm": "a" * 64}, python="3.11",
@@ -29,7 +27,7 @@ LEFT_OUT = ("vllm/startup_plan/plan.json", "vllm/a.lock", "vllm/gpu_p2p_access_c
 def start(root: Path, *names: str) -> Path:
     """Leave what a start leaves below the caches of *root*, and return that."""
     for name in names or (GRAPH, KERNEL, TABLE, *LEFT_OUT):
-        path = root / CACHES / name
+        path = root / process.CACHES / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(name.encode() * 100)
     return root
@@ -38,7 +36,7 @@ def start(root: Path, *names: str) -> Path:
 def record(archive: Path, unpacked: int, **changes: Any) -> WarmPack:
     """Return the record of *archive*."""
     fields = {"key": KEY, "tables": 1, "cold_s": 279.0, "warm_s": 63.0, "compiled": 0, "tuned": 0, **changes}
-    return WarmPack(name=archive.name, size=archive.stat().st_size, sha256=sha256_file(archive), unpacked=unpacked, **fields)
+    return WarmPack(name=archive.name, size=archive.stat().st_size, sha256=files.sha256_file(archive), unpacked=unpacked, **fields)
 
 
 def pack(folder: Path, **changes: Any) -> tuple[Path, WarmPack]:
@@ -50,9 +48,9 @@ def pack(folder: Path, **changes: Any) -> tuple[Path, WarmPack]:
 
 def install(environment: Path, archive: Path, pack: WarmPack) -> WarmPack:
     """Put a pack where `install --warm` does."""
-    folder = environment / CACHES / PACKS
-    write_file(folder / pack.sha256, archive.read_bytes())
-    write_file(folder / f"{pack.sha256}.json", msgspec.json.encode(pack))
+    folder = environment / process.CACHES / PACKS
+    store.write_file(folder / pack.sha256, archive.read_bytes())
+    store.write_file(folder / f"{pack.sha256}.json", msgspec.json.encode(pack))
     return pack
 
 

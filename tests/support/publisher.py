@@ -20,9 +20,8 @@ from sparkwright.core.files import sha256_file
 from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.release import keys
+from sparkwright.release import keys, repository
 from sparkwright.release.publisher import Published, Publisher
-from sparkwright.release.repository import IndexFolder
 
 URL = "https://wheels.example/spark/"
 
@@ -53,9 +52,9 @@ class IndexOwner:
         return self.publisher().publish(tuple(paths), channel, url=self.url, **options)
 
     @property
-    def index(self) -> IndexFolder:
+    def index(self) -> repository.IndexFolder:
         """The index as it is now."""
-        return IndexFolder(self.root)
+        return repository.IndexFolder(self.root)
 
 
 @contextlib.contextmanager

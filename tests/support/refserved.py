@@ -12,8 +12,7 @@ import sysconfig
 from pathlib import Path
 
 import msgspec
-from tests.support import standin
-from tests.support.fake_openai_server import Behaviour
+from tests.support import fake_openai_server, standin
 
 CODE = Path(__file__).parents[2] / "ci"
 
@@ -62,7 +61,7 @@ class Timer:
 '''
 
 
-def environment(root: Path, behaviour: Behaviour, version: str = "0.33.0") -> Path:
+def environment(root: Path, behaviour: fake_openai_server.Behaviour, version: str = "0.33.0") -> Path:
     """Make an environment in *root* whose vLLM has *behaviour*, and return its Python."""
     folders = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), CODE, CODE.parent)
     files = {

@@ -25,9 +25,8 @@ from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.server_process import Server
 from sparkwright.cli.options import default_cache
 from sparkwright.core.store import Store
-from sparkwright.forks import fetch
+from sparkwright.forks import fetch, stack
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import Project
 from sparkwright.gates import contract as profiled
 
 HERE = Path(__file__).parents[1] / "server"
@@ -120,6 +119,6 @@ def _server(vllm_python: Path, toy: Path, tmp_path_factory: pytest.TempPathFacto
 def _release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the Python of the default stack's vLLM, from its locked source archive."""
     folder = tmp_path_factory.mktemp("release")
-    context = RunContext(Project(HERE.parents[1], "2026.11"), Store(default_cache()), ("vllm",), folder, source="sdist")
+    context = RunContext(stack.Project(HERE.parents[1], "2026.11"), Store(default_cache()), ("vllm",), folder, source="sdist")
     context.objects.archive(fetch.fetch(context, "vllm").tree, folder)
     return folder

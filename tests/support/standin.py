@@ -20,8 +20,7 @@ from urllib.request import urlopen
 
 import psutil
 import pytest
-from tests.support import processes
-from tests.support.checkpoints import write
+from tests.support import checkpoints, processes
 
 VERSION = "0.33.0"
 
@@ -123,7 +122,7 @@ def model(folder: Path) -> Path:
     """Write the smallest model that holds together to *folder*."""
     shape = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": 32}
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 32, "torch_dtype": "bfloat16", **shape}
-    return write(folder, config, [("weight", "F32", [2])])
+    return checkpoints.write(folder, config, [("weight", "F32", [2])])
 
 
 def free_port() -> int:

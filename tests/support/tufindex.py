@@ -20,13 +20,11 @@ from sparkwright.client.records import (
     ReleaseWheel,
 )
 from sparkwright.core.files import sha256_bytes
-from sparkwright.release import keys
-from sparkwright.release.policy import RoleRule, Roles
-from sparkwright.release.repository import IndexFolder
+from sparkwright.release import keys, policy, repository
 
 #: Serves a folder until the block ends, and yields its address.
 serve = loopback.files
-ROLES = Roles(RoleRule(365), RoleRule(180), RoleRule(30), RoleRule(30))
+ROLES = policy.Roles(policy.RoleRule(365), policy.RoleRule(180), policy.RoleRule(30), policy.RoleRule(30))
 
 
 def make_keys(folder: Path, *names: str) -> keys.Keys:
@@ -61,7 +59,7 @@ def state(release: Release) -> ReleaseState:
 def publish(folder: Path, held: keys.Keys, name: str) -> Release:
     """Add the release *name* to the index in *folder*."""
     made, data = release(name)
-    with IndexFolder(folder).changing(held, ROLES) as change:
+    with repository.IndexFolder(folder).changing(held, ROLES) as change:
         change.put(made.wheels[0], data)
         change.set_release(made, state(made))
     return made

@@ -26,22 +26,19 @@ import msgspec
 from msgspec.structs import replace
 from tests.support import wheels
 
-from sparkwright.audit.report import AuditedWheel
-from sparkwright.audit.wheel import read_subject
+from sparkwright.audit import report, wheel
 from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.machine.state_checks import Snapshot
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Subject
 from sparkwright.bench.statistics import DecisionRule, attempt_alpha, decide
-from sparkwright.core import strict_yaml
-from sparkwright.core.files import canonical
-from sparkwright.core.states import State
+from sparkwright.core import files, states, strict_yaml
 from sparkwright.gates import accuracy as tasks
-from sparkwright.gates import numerics, throughput, throughput_run
+from sparkwright.gates import numerics, text_checks, throughput, throughput_run
 from sparkwright.gates.core import ladder as ladders
 from sparkwright.gates.core import policy as gate_policy
-from sparkwright.gates.core.server_under_test import GateOptions
+from sparkwright.gates.core import server_under_test
 from sparkwright.gates.core.verdict import (
     Attempt,
     Check,
@@ -51,7 +48,6 @@ from sparkwright.gates.core.verdict import (
     Verdict,
     passed,
 )
-from sparkwright.gates.text_checks import GenerationPolicy
 from sparkwright.release import policy as release_policies
 from sparkwright.release import wheel_facts
 
@@ -69,7 +65,7 @@ BEGAN = 1_795_305_600.0
 #: Of the measurements of G8.
 NOISE, BLOCKS, GENERATOR = 0.001, 4, "vllm-rs 0.33.0"
 #: The recipe and the task by which the made-up ladders are climbed, and a library of their wheels.
-RECIPE, TASK = "qwen3.6-35b-a3b-nvfp4-mtp3", GateOptions().task
+RECIPE, TASK = "qwen3.6-35b-a3b-nvfp4-mtp3", server_under_test.GateOptions().task
 #: One of each group that the repository's policy asks for.
 RECIPES = ("qwen3-30b-a3b-nvfp4", RECIPE)
 
@@ -82,7 +78,7 @@ def release_policy() -> release_policies.ReleasePolicy:
 
 
 def ladder(
-    path: Path, *, companions: Sequence[Path] = (), worse: Mapping[str, State] | None = None, without: Collection[str] = (),
+    path: Path, *, companions: Sequence[Path] = (), worse: Mapping[str, states.State] | None = None, without: Collection[str] = (),
     sha256: str = "", recipes: Sequence[str] = (RECIPE,),
 ) -> Ladder:  # fmt: skip
     """
@@ -94,7 +90,7 @@ def ladder(
         sha256: Of another wheel, which they are about instead.
         recipes: Those that were served.
     """
-    about = read_subject(path)
+    about = wheel.read_subject(path)
     machine = next((one for one in ("aarch64", "x86_64") if about.platforms[0].endswith(one)), "aarch64")
     beside = {f"content {one.project}": one.content for one in wheel_facts.read_all(companions)}
     facts = {**HOST, "architecture": machine, **beside}
@@ -151,11 +147,11 @@ def _given(gate: str) -> tuple[str, ...]:
         kernels = (*contract.serves, "unknown", "helpers")
         return tuple(f"kernels-{kind}" for kind in kernels)
     if gate == "G4":
-        rules_of_g4 = strict_yaml.load(wheels.ROOT / "ci" / "gates" / "generation.yaml", GenerationPolicy)
+        rules_of_g4 = strict_yaml.load(wheels.ROOT / "ci" / "gates" / "generation.yaml", text_checks.GenerationPolicy)
         return tuple(f"context-{length}" for length in rules_of_g4.profiles["default"].context)
     if gate == "G6":
         return tuple(f"{TASK}-{part}" for part in tasks.PARTS)
-    stock = AuditedWheel("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), 1, "vllm", "0.33.0", ("linux_aarch64",))
+    stock = report.AuditedWheel("vllm-0.33.0-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), 1, "vllm", "0.33.0", ("linux_aarch64",))
     if gate != "G8":
         return ()
     rated = [one.name for one in throughput.checks(_result(stock, 0.0, ()))]
@@ -171,7 +167,7 @@ def result(path: Path, *, slower: float = 0.0, cells: tuple[workloads.WorkloadCe
     Args:
         slower: By how much, as a part of 1.
     """
-    return _result(read_subject(path), slower, cells)
+    return _result(wheel.read_subject(path), slower, cells)
 
 
 def _legs(cells: Sequence[workloads.WorkloadCell], slower: float) -> Iterator[Measurement]:
@@ -194,7 +190,7 @@ def _legs(cells: Sequence[workloads.WorkloadCell], slower: float) -> Iterator[Me
 
 
 @functools.lru_cache
-def _result(about: AuditedWheel, slower: float, cells: tuple[workloads.WorkloadCell, ...]) -> Result:
+def _result(about: report.AuditedWheel, slower: float, cells: tuple[workloads.WorkloadCell, ...]) -> Result:
     policy = gate_policy.load(wheels.ROOT).throughput
     cells = cells or tuple(cell for cell in workloads.load(wheels.ROOT).cells(policy.workloads) if cell.primary)
     upstream, legs = about.version.partition("+")[0], tuple(_legs(cells, slower))
@@ -223,7 +219,7 @@ def logged(made: Ladder) -> Ladder:
 
 def digest(lines: Sequence[Attempt]) -> str:
     """Return the sha256 of the last of *lines*; empty without any."""
-    return hashlib.sha256(canonical(lines[-1])).hexdigest() if lines else ""
+    return hashlib.sha256(files.canonical(lines[-1])).hexdigest() if lines else ""
 
 
 def write(path: Path, made: Ladder) -> Path:

@@ -22,10 +22,9 @@ from typing import Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.builder.pipeline import BuildRecord
+from sparkwright.builder import pipeline, workspace
 from sparkwright.builder.wheel import archive as wheelfile
-from sparkwright.builder.wheel.graft import GraftManifest
-from sparkwright.builder.workspace import Site, SourceTree
+from sparkwright.builder.wheel import graft
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core.files import sha256_bytes
 from sparkwright.forks.fetch import FetchedSource
@@ -72,15 +71,15 @@ def plain(
     return wheelfile.write(folder, name, made, metadata, pure=tag.endswith("any"))
 
 
-def _source(fork: str, version: str, resolved: bool, patches: Sequence[tuple[str, str, str, int]]) -> SourceTree:
+def _source(fork: str, version: str, resolved: bool, patches: Sequence[tuple[str, str, str, int]]) -> workspace.SourceTree:
     def tree(*parts: object) -> str:
         return hexed(fork, version, *parts)[:40]
 
     kind: SourceKind = "git" if fork == "vllm" else "sdist"
     steps = tuple(AppliedPatch(name, hexed(name), subject, reason, tree(name), pick) for name, subject, reason, pick in patches)
-    sites = (Site("marlin-other-12.0f", "CMakeLists.txt", 680, 'MARLIN_OTHER_ARCHS "8.0+PTX"', 'MARLIN_OTHER_ARCHS "8.0+PTX;12.0f"'),) if fork == "vllm" else ()
+    sites = (workspace.Site("marlin-other-12.0f", "CMakeLists.txt", 680, 'MARLIN_OTHER_ARCHS "8.0+PTX"', 'MARLIN_OTHER_ARCHS "8.0+PTX;12.0f"'),) if fork == "vllm" else ()
     pin = tree("commit") if kind == "git" else hexed(fork, version)
-    return SourceTree(
+    return workspace.SourceTree(
         fork, FetchedSource(fork, kind, f"{fork} {version}", pin, tree(), resolved), tree("patched"), tree("built"), steps, sites
     )
 
@@ -109,12 +108,12 @@ def ours(
         base = {f"{package}/_big_C.abi3.so": b"of the official wheel " + upstream.encode()}
         made |= here | base
         stated = {name: "sha256=" + unpadded(data) for name, data in base.items()}
-        done = GraftManifest({name: sha256_bytes(data) for name, data in here.items()}, (), (), stated)
+        done = graft.GraftManifest({name: sha256_bytes(data) for name, data in here.items()}, (), (), stated)
         compiled = {
             "plan": hexed("plan"), "base": hexed("base", upstream), "tools": hexed("tools"), "compiler": "13.3.0 aarch64-linux-gnu",
             "isolation": isolation, "counts": {"native": 108}, "transplant": done,
         }  # fmt: skip
-    built = BuildRecord(__version__, stack, ARCH, _source(fork, upstream, resolved, patches), {"sparkwright": hexed("inputs")}, **compiled)
+    built = pipeline.BuildRecord(__version__, stack, ARCH, _source(fork, upstream, resolved, patches), {"sparkwright": hexed("inputs")}, **compiled)
     made[f"{name.info}/sparkwright.json"] = record or msgspec.json.format(msgspec.json.encode(built))
     component = {"type": "library", "bom-ref": project, "name": project, "version": whole}
     sbom = {"bomFormat": "CycloneDX", "specVersion": "1.6", "version": 1, "metadata": {"component": component}, "components": []}
@@ -189,8 +188,8 @@ def changed(path: Path, folder: Path, edit: Callable[[dict[str, bytes]], object]
     return folder / path.name
 
 
-def build_record(path: Path) -> BuildRecord:
+def build_record(path: Path) -> pipeline.BuildRecord:
     """Return the build record in the wheel at *path*."""
     with zipfile.ZipFile(path) as wheel:
         (name,) = (name for name in wheel.namelist() if name.endswith(f".dist-info/{wheelfile.BUILD_RECORD}"))
-        return msgspec.json.decode(wheel.read(name), type=BuildRecord)
+        return msgspec.json.decode(wheel.read(name), type=pipeline.BuildRecord)

@@ -17,21 +17,15 @@ from msgspec import inspect as types
 
 from sparkwright.audit.policy import CommonPolicy, StackPolicy
 from sparkwright.bench.model.slim import SlimRecord
-from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.recipes.traps import Trap
+from sparkwright.bench.recipes import recipe, traps
 from sparkwright.bench.results import Result
-from sparkwright.builder.ninja import ShippedFile
-from sparkwright.builder.toolchain import EnvironmentSpec
-from sparkwright.builder.workspace import ArchRules
-from sparkwright.cherry_picks.effects import Effect
-from sparkwright.cherry_picks.ledger import Ledger
+from sparkwright.builder import ninja, toolchain, workspace
+from sparkwright.cherry_picks import effects, ledger
 from sparkwright.client.environment import Marker
 from sparkwright.client.records import Release, ReleaseState
 from sparkwright.core.config import Config
 from sparkwright.forks.stack import Lock, StackSpec
-from sparkwright.release.canary import Canary
-from sparkwright.release.policy import PolicyFile
-from sparkwright.release.repository import IndexFacts
+from sparkwright.release import canary, policy, repository
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "files.md"
 
@@ -53,19 +47,19 @@ The guard of `serve` writes `~/.local/state/sparkwright/serving/PID.json`: what 
 FILES: dict[str, tuple[Any, str]] = {
     "forks/STACK/stack.yaml": (StackSpec, "people"),
     "forks/STACK/lock.yaml": (Lock, "`lock`, reviewed"),
-    "cherry_picks/FORK.yaml": (Ledger, "`patch pick`, reviewed"),
-    "below cherry_picks/effects.yaml: STACK: FORK: CHANGE": (Effect, "people, with lines of `ci/bench/effects.py`"),
-    "build/STACK/environment.yaml": (EnvironmentSpec, "people"),
-    "build/STACK/archs.yaml": (ArchRules, "people"),
-    "build/STACK/costs.yaml": (ShippedFile, "`ci/bench/costs.py`"),
+    "cherry_picks/FORK.yaml": (ledger.Ledger, "`patch pick`, reviewed"),
+    "below cherry_picks/effects.yaml: STACK: FORK: CHANGE": (effects.Effect, "people, with lines of `ci/bench/effects.py`"),
+    "build/STACK/environment.yaml": (toolchain.EnvironmentSpec, "people"),
+    "build/STACK/archs.yaml": (workspace.ArchRules, "people"),
+    "build/STACK/costs.yaml": (ninja.ShippedFile, "`ci/bench/costs.py`"),
     "ci/audit.yaml": (CommonPolicy, "people"),
     "ci/audit/STACK.yaml": (StackPolicy, "people"),
-    "ci/recipes/NAME.yaml": (Recipe, "people"),
-    "each of ci/traps.yaml": (Trap, "people"),
-    "ci/release.yaml": (PolicyFile, "people"),
+    "ci/recipes/NAME.yaml": (recipe.Recipe, "people"),
+    "each of ci/traps.yaml": (traps.Trap, "people"),
+    "ci/release.yaml": (policy.PolicyFile, "people"),
     "config.yaml of the user": (Config, "people"),
     "*.throughput.json": (Result, "`gate`"),
-    "each of *.canary.json": (Canary, "`gate`"),
+    "each of *.canary.json": (canary.Canary, "`gate`"),
     "sparkwright-slim.json": (SlimRecord, "`model slim`"),
     "targets/releases/SHA256.NAME.json of an index": (
         Release,
@@ -75,7 +69,7 @@ FILES: dict[str, tuple[Any, str]] = {
         ReleaseState,
         "`publish`, `release promote`, `release yank`; signed",
     ),
-    "sparkwright in N.targets.json": (IndexFacts, "`publish`, `release prune`; signed"),
+    "sparkwright in N.targets.json": (repository.IndexFacts, "`publish`, `release prune`; signed"),
     "releases/NAME/sparkwright.json of a prefix": (Marker, "`install`"),
 }
 

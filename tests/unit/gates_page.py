@@ -15,8 +15,7 @@ from typing import Any, get_args
 import msgspec
 
 from sparkwright.core.states import State
-from sparkwright.gates.core import ladder, policy, server_under_test
-from sparkwright.gates.core.verdict import Ladder
+from sparkwright.gates.core import ladder, policy, server_under_test, verdict
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "gates.md"
 SCHEMA = PAGE.with_name("verdict.schema.json")
@@ -65,7 +64,7 @@ def render() -> str:
 
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a document of verdicts."""
-    made = msgspec.json.schema(Ladder)
+    made = msgspec.json.schema(verdict.Ladder)
     state = {"state": {"enum": list(get_args(State))}}
     for name, further in (("Verdict", state), ("Ladder", {**state, "digest": {"type": "string"}})):
         record = made["$defs"][name]

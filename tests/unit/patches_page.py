@@ -11,8 +11,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sparkwright.cherry_picks import ledger, series
-from sparkwright.cherry_picks.effects import Effect, MeasuredEffect, load_effects
+from sparkwright.cherry_picks import effects, ledger, series
 from sparkwright.cherry_picks.patch import Patch, load_folder
 from sparkwright.forks.stack import Project, stack_names
 
@@ -77,11 +76,11 @@ def _name(patch: Patch, stack: str, fork: str, records: ledger.Ledger, up: str) 
     return f"[{patch.subject}]({up}forks/{stack}/{fork}/{patch.name})"
 
 
-def _interval(effect: MeasuredEffect) -> str:
+def _interval(effect: effects.MeasuredEffect) -> str:
     return f"×{effect.ratio:.3g} ({effect.low:.3g} to {effect.high:.3g})"
 
 
-def _full(effect: Effect | None) -> str:
+def _full(effect: effects.Effect | None) -> str:
     """Return all that was measured, for a cell."""
     lines = [
         f"{each.figure}: {_interval(each)}, {each.count} pairs, {each.machine}, {each.date}, wheel `{each.wheel[:12]}` beside `{each.baseline[:12]}`"
@@ -90,7 +89,7 @@ def _full(effect: Effect | None) -> str:
     return "<br>".join(lines) or "*not measured*"
 
 
-def _short(effect: Effect) -> str:
+def _short(effect: effects.Effect) -> str:
     """Return the first figure that was measured, for a cell."""
     if not effect.measured:
         return "*not measured*"
@@ -100,7 +99,7 @@ def _short(effect: Effect) -> str:
 
 def _sections(stack: str) -> Iterator[str]:
     """Yield the tables of *stack*: one for each fork, and one of what recipes switch on."""
-    recorded = load_effects(ROOT).get(stack, {})
+    recorded = effects.load_effects(ROOT).get(stack, {})
     for fork, changes in carried(stack).items():
         records = ledger.load_ledger(ROOT, fork)
         yield f"\n### {stack}, {fork}\n\n{COLUMNS if changes else 'Nothing.' + chr(10)}"
@@ -125,7 +124,7 @@ def render() -> str:
 
 def table() -> str:
     """Return the table of README.md."""
-    recorded = load_effects(ROOT)[DEFAULT]
+    recorded = effects.load_effects(ROOT)[DEFAULT]
     parts = ["|problem|change|effect|use|\n|---|---|---|---|\n"]
     for fork, changes in carried(DEFAULT).items():
         records = ledger.load_ledger(ROOT, fork)

@@ -20,12 +20,11 @@ from sparkwright.core.store import Store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates import accuracy
-from sparkwright.gates.core.server_under_test import ServerIdentity
-from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.core import server_under_test, verdict
 
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "accuracy.yaml", accuracy.AccuracyPolicy)
-CANDIDATE, BASELINE = ServerIdentity("a" * 64, "m" * 64), ServerIdentity("b" * 64, "m" * 64)
+CANDIDATE, BASELINE = server_under_test.ServerIdentity("a" * 64, "m" * 64), server_under_test.ServerIdentity("b" * 64, "m" * 64)
 COUNT, FLOOR = 1000, 0.8
 SERVER = Client("http://127.0.0.1:9")
 
@@ -36,19 +35,19 @@ def context(store: Store, tmp_path: Path) -> RunContext:
     return RunContext(Project(ROOT, "2026.11"), store, (), tmp_path / "dist", offline=True)
 
 
-def answers(correct: str, context: RunContext, identity: ServerIdentity = CANDIDATE) -> accuracy.TaskResult:
+def answers(correct: str, context: RunContext, identity: server_under_test.ServerIdentity = CANDIDATE) -> accuracy.TaskResult:
     """Return the answers of a server to the task ``largest``."""
     return accuracy.TaskResult(identity, "largest", accuracy.settings_digest(context, POLICY.tasks["largest"]), tuple(f"{number:016x}" for number in range(len(correct))), correct)
 
 
-Judge = Callable[..., dict[str, Check]]
+Judge = Callable[..., dict[str, verdict.Check]]
 
 
 @pytest.fixture
 def judge(context: RunContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Judge:
     """Return the gate's checks of two series of answers; *changed* are fields of the saved baseline, whose bytes *damage* changes."""
 
-    def run(before: str, now: str, damage: Callable[[bytes], bytes] = bytes, **changed: Any) -> dict[str, Check]:
+    def run(before: str, now: str, damage: Callable[[bytes], bytes] = bytes, **changed: Any) -> dict[str, verdict.Check]:
         monkeypatch.setattr(accuracy, "obtain_harness", lambda context: Path("python"))
         monkeypatch.setattr(accuracy, "ask", lambda *_: answers(now, context))
         monkeypatch.setattr(Client, "model", lambda client: "toy")

@@ -23,12 +23,10 @@ from tests.support.byte_model_server import ByteModelServer, Message, called, on
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.cli import main
 from sparkwright.client.environment import CANARY
-from sparkwright.core import strict_yaml
-from sparkwright.core.store import Store
-from sparkwright.gates import logprobs
+from sparkwright.core import store, strict_yaml
+from sparkwright.gates import dirty_text, logprobs
 from sparkwright.gates.core.server_under_test import ServerIdentity
 from sparkwright.gates.core.verdict import Ladder
-from sparkwright.gates.dirty_text import SampledAnswer, StockText
 from sparkwright.release import canary, decision
 from sparkwright.serving import launch
 
@@ -47,9 +45,9 @@ def _reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with ByteModelServer() as server:
         recorded = logprobs.record(POLICY, server.client, stock)
     texts = [sound_talk({"messages": [{"content": "x"}], "seed": number}, 0, 1)[0]["content"] for number in range(60)]
-    answers = tuple(SampledAnswer(number, text, (), "stop") for number, text in enumerate(texts))
+    answers = tuple(dirty_text.SampledAnswer(number, text, (), "stop") for number, text in enumerate(texts))
     (folder / "logprobs.json").write_bytes(msgspec.json.encode(recorded))
-    (folder / "text.json").write_bytes(msgspec.json.encode(StockText(stock, "s" * 64, answers)))
+    (folder / "text.json").write_bytes(msgspec.json.encode(dirty_text.StockText(stock, "s" * 64, answers)))
     return folder
 
 
@@ -68,7 +66,7 @@ def _wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _own(wheel: Path, reference: Path, tmp_path_factory: pytest.TempPathFactory) -> canary.Canary:
     """Return the canary of the wheel, as it is read from its file."""
     folder, ladder = tmp_path_factory.mktemp("canary"), gated(wheel)
-    canary.write(Store(folder / "store"), folder, ladder, reference, "default")
+    canary.write(store.Store(folder / "store"), folder, ladder, reference, "default")
     (path,) = folder.glob("*.canary.json")
     assert path.stat().st_size < 1 << 20
     assert ladder.wheel
@@ -180,7 +178,7 @@ def test_deep_health_is_never_green_without_a_comparison(server: ByteModelServer
 def test_a_release_has_only_canaries_that_a_pass_is_behind(wheel: Path, reference: Path, tmp_path: Path) -> None:
     ladder = gated(wheel)
     (tmp_path / wheel.name).write_bytes(wheel.read_bytes())
-    canary.write(Store(tmp_path / "store"), tmp_path, ladder, reference, "default")
+    canary.write(store.Store(tmp_path / "store"), tmp_path, ladder, reference, "default")
     verdicts.write(tmp_path / wheel.name, ladder)
     kept = json.loads(decision.read_results(tmp_path / wheel.name).files["canary"])
     assert [name.split()[1:] for name in kept] == [[MODEL, RECIPE]]

@@ -21,12 +21,10 @@ from tests.support.byte_model_server import ByteModelServer
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.cherry_picks import patch
-from sparkwright.core import strict_yaml
-from sparkwright.core.files import read_json
+from sparkwright.core import files, strict_yaml
 from sparkwright.core.states import State
 from sparkwright.gates import contract
-from sparkwright.gates.core.server_under_test import ObservedServer, ServerIdentity
-from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.core import server_under_test, verdict
 
 ROOT = Path(__file__).parents[2]
 POLICY = strict_yaml.load(ROOT / "ci" / "gates" / "contract.yaml", contract.ContractPolicy)
@@ -66,7 +64,7 @@ RECIPE = replace(
         serves={**_PLAIN.contract.serves, "linear": "native-fp4"},
     ),
 )
-OWN = ServerIdentity(wheel="b" * 64, model="m")
+OWN = server_under_test.ServerIdentity(wheel="b" * 64, model="m")
 
 
 def trace(
@@ -126,7 +124,7 @@ def judged(
     profile: Path | None = None,
     declared: tuple[patch.DeclaredChange, ...] = (),
     **ended: str,
-) -> dict[str, Check]:
+) -> dict[str, verdict.Check]:
     """Return the checks of a log and a trace by name."""
     log = folder / "server.log"
     log.write_text(text)
@@ -137,13 +135,13 @@ def judged(
     return {check.name: check for check in checks}
 
 
-def profiled(server: Any, path: Path) -> contract.KernelTrace | Check:
+def profiled(server: Any, path: Path) -> contract.KernelTrace | verdict.Check:
     """Return what the gate reads of a profile that *server* wrote to *path*."""
     with mock.object(contract, "record_traces", lambda *_: [path]):
         return contract.profile(POLICY, RECIPE, server, path.parent)
 
 
-def states(checks: dict[str, Check], *wanted: State) -> set[str]:
+def states(checks: dict[str, verdict.Check], *wanted: State) -> set[str]:
     return {name for name, check in checks.items() if check.required and check.state in wanted}
 
 
@@ -264,7 +262,7 @@ def test_each_rank_is_judged(wrong: int, tmp_path: Path) -> None:
     traces = (partial(trace, tmp_path / f"rank{rank}.json.gz", kernels[rank], graphs=rank != wrong) for rank in (0, 1))
     found = contract.profile(POLICY, RECIPE, writing(*traces), tmp_path)
     (tmp_path / "server.log").write_text(LOG)
-    assert not isinstance(found, Check)
+    assert not isinstance(found, verdict.Check)
     failing = {check.name for check in contract.check_contract(POLICY, RECIPE.contract, tmp_path / "server.log", found) if check.state == "fail"}
     assert {"no-fallback-kernel", "profile-graphs"} <= failing
 
@@ -372,7 +370,7 @@ def test_trace_is_bounded(bound: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 def recorded(folder: Path, **changes: Any) -> Path:
     """Write the facts of the sound stock server, with *changes*, as a baseline."""
-    log, stock = folder / "stock.log", ServerIdentity(wheel="a" * 64, model="m")
+    log, stock = folder / "stock.log", server_under_test.ServerIdentity(wheel="a" * 64, model="m")
     log.write_text(LOG)
     server = served(log)
     facts = contract.observe(POLICY, server, profiled(server, trace(folder / "sound.gz")), stock, RECIPE.name)
@@ -395,7 +393,7 @@ def test_changed_class_fails_unless_the_recipe_or_a_patch_explains_it(
     classes: dict[str, Any], times: dict[str, Any], changes: dict[str, str], declared: tuple[str, str] | tuple[()], differing: list[str], tmp_path: Path
 ) -> None:
     """Each kind of layer has a class in each phase; the stock wheel had another in one of them, or helped less."""
-    facts = read_json(recorded(tmp_path), ObservedServer)
+    facts = files.read_json(recorded(tmp_path), server_under_test.ObservedServer)
     layers = {f"{phase} {kind}" for phase in contract.PHASES for kind in ("attention", "linear", "moe")}
     assert (set(facts.classes), set(facts.kernels), facts.classes["decode moe"]) == (layers, layers, {"native-fp4": 1.0})
     baseline = recorded(tmp_path, classes={**facts.classes, **classes}, times={**facts.times, **times})
@@ -449,8 +447,8 @@ def test_patch_declares_what_it_changes_or_is_refused() -> None:
     ("changes", "reason"),
     [
         ({"identity": OWN}, "baseline-is-candidate"),
-        ({"identity": ServerIdentity(model="m")}, "baseline-is-candidate"),
-        ({"identity": ServerIdentity("a" * 64, "other")}, "baseline-other-model"),
+        ({"identity": server_under_test.ServerIdentity(model="m")}, "baseline-is-candidate"),
+        ({"identity": server_under_test.ServerIdentity("a" * 64, "other")}, "baseline-other-model"),
         ({"recipe": "toy-cpu"}, "baseline-other-model"),
         ({"format": 2}, "baseline-damaged"),
         ({"classes": {}}, "baseline-damaged"),

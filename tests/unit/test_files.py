@@ -24,10 +24,8 @@ from hypothesis import strategies as st
 from tests.refusals import refusal
 from tests.unit.conftest import Repository
 
-from sparkwright.core import files, strict_yaml
+from sparkwright.core import errors, files, git, strict_yaml
 from sparkwright.core.console import Console, printable
-from sparkwright.core.errors import FileError
-from sparkwright.core.git import Objects
 from sparkwright.forks import package_index
 
 
@@ -332,7 +330,7 @@ def test_a_stored_archive_is_the_tree_of_its_files(tmp_path: Path, repository: R
     """Members give the same tree id as `git add` of the unpacked folder, links and executable files included."""
     entries = [entry(f"m/{name}", data, mode=0o755 if name == "empty" else 0o644) for name, data in AWKWARD.items()]
     entries.append(link("m/sub/link", "../crlf.txt"))
-    stored = Objects(tmp_path / "objects.git").store_files(members(tmp_path, packed(*entries)))
+    stored = git.Objects(tmp_path / "objects.git").store_files(members(tmp_path, packed(*entries)))
 
     (tmp_path / "unpacked").mkdir()
     subprocess.run(["tar", "-x", "-C", str(tmp_path / "unpacked")], input=packed(*entries), check=True)
@@ -374,7 +372,7 @@ def test_a_message_gives_github_no_commands(capsys: pytest.CaptureFixture[str], 
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     console = Console()
     console.warn(COMMANDS)
-    console.failure(FileError("file-invalid", COMMANDS, details=[COMMANDS]))
+    console.failure(errors.FileError("file-invalid", COMMANDS, details=[COMMANDS]))
     with console.step(COMMANDS):
         console.note(COMMANDS)
     console.result(COMMANDS)

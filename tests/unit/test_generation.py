@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from scipy.stats import binom
-from tests.support import byte_model_server
-from tests.support.dirty_server import Talker
+from tests.support import byte_model_server, dirty_server
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server.client import Client, ServerInvalid, ToolCall
@@ -114,25 +113,23 @@ def test_a_sound_server_passes_every_check(fleet: Fleet) -> None:
 
 DEEP = byte_model_server.only(lambda step: step.decoded > 100 and len(step.tokens) < 64 + 200)
 FAR = byte_model_server.only(lambda step: len(step.tokens) > 2200)
-#: Tokens of a large block of the prefix cache.
-LARGE = 96
 
 
-#: What is wrong → the damage, the check that must fail, and why.
-MUTANTS: Mapping[str, tuple[byte_model_server.Damage, str, str]] = {
-    "long-context damage": (FAR, "context-2500", "facts-missing"),
-    "long-context damage at the maximum": (FAR, "context-maximum", "facts-missing"),
-    "deep-decode garbage": (DEEP, "deep-decode", "deep-damage"),
+#: What is wrong → the damage, the check that must fail and why, and the tokens of a block of the prefix cache.
+MUTANTS: Mapping[str, tuple[byte_model_server.Damage, str, str, int]] = {
+    "long-context damage": (FAR, "context-2500", "facts-missing", 16),
+    "long-context damage at the maximum": (FAR, "context-maximum", "facts-missing", 16),
+    "deep-decode garbage": (DEEP, "deep-decode", "deep-damage", 16),
     # Hybrid models have blocks of 544 tokens, and a prompt of 512 found none of them.
-    "deep-decode garbage after a hit of a large block": (byte_model_server.only(lambda step: step.cached >= LARGE, DEEP), "deep-decode", "deep-damage"),
-    "NaN logits": (lambda logits, _: logits * np.nan, "replies", "not-a-number"),
-    "everything wrong": (byte_model_server.only(lambda _: True), "answers", "answers-wrong"),
+    "deep-decode garbage after a hit of a large block": (byte_model_server.only(lambda step: step.cached >= 96 and step.decoded > 100), "deep-decode", "deep-damage", 96),
+    "NaN logits": (lambda logits, _: logits * np.nan, "replies", "not-a-number", 16),
+    "everything wrong": (byte_model_server.only(lambda _: True), "answers", "answers-wrong", 16),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("damage", "name", "reason"), MUTANTS.values(), ids=MUTANTS)
-def test_a_server_that_is_wrong_in_one_way_fails(fleet: Fleet, damage: byte_model_server.Damage, name: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(byte_model_server, "BLOCK", LARGE)
+@pytest.mark.parametrize(("damage", "name", "reason", "block"), MUTANTS.values(), ids=MUTANTS)
+def test_a_server_that_is_wrong_in_one_way_fails(fleet: Fleet, damage: byte_model_server.Damage, name: str, reason: str, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(byte_model_server, "BLOCK", block)
     fleet.server.damage = damage
     found = judged(fleet)[name]
 
@@ -333,7 +330,7 @@ def test_natural_texts_are_clean(name: str) -> None:
 
 def test_half_of_dirty_answers_fail_without_a_stock_wheel(fleet: Fleet) -> None:
     """Garbage under every switch is behind none, and no reference is needed to see it; without one the gate is no pass."""
-    fleet.server.talk = Talker(fleet.server, 2, lambda *_: True)
+    fleet.server.talk = dirty_server.Talker(fleet.server, 2, lambda *_: True)
     found = judged(fleet, stock=dirty_text.NOT_NAMED)
 
     assert (found["dirty-text"].state, found["dirty-text"].reason) == ("fail", "text-dirty")
@@ -342,7 +339,7 @@ def test_half_of_dirty_answers_fail_without_a_stock_wheel(fleet: Fleet) -> None:
 
 def test_doubt_is_not_settled_without_time(fleet: Fleet) -> None:
     """Neither further rounds nor a server without drafts begin; what was not settled is no finding, and the other checks are made."""
-    fleet.server.drafts, fleet.server.talk = True, Talker(fleet.server, 2, lambda *_: True)
+    fleet.server.drafts, fleet.server.talk = True, dirty_server.Talker(fleet.server, 2, lambda *_: True)
     found = {check.name: check for check in generation.run(POLICY, fleet.server.client, recipe=recipe(), relaunch=fleet.relaunch, stock=stock(), deadline=0.0)}
 
     assert [(found[name].state, found[name].reason) for name in ("dirty-text", "dirty-text-drafts")] == [("not-run", "budget-spent")] * 2

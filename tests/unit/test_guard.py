@@ -12,9 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.support import eater
-from tests.support.processes import until
-from tests.support.standin import Machine, free_port
+from tests.support import eater, processes, standin
 
 from sparkwright.cli import doctor, serve
 from sparkwright.core.memory import guard_limit
@@ -64,7 +62,7 @@ def test_server_that_takes_memory_is_ended_above_the_floor(rate: float, tmp_path
     _, said = server.communicate(timeout=120)
     assert server.returncode == -signal.SIGKILL
     assert float((proc / "least").read_text()) >= FLOOR / GIB
-    until(lambda: record.exists() and record.read_text())
+    processes.until(lambda: record.exists() and record.read_text())
     saw = json.loads(record.read_text())
     assert FLOOR <= saw["least"] < eater.AVAILABLE
     assert said.splitlines()[-1] == f"sparkwright guard: {saw['message']}"
@@ -130,7 +128,7 @@ def test_server_that_keeps_its_floor_is_not_ended(floor: float, folder: Folder) 
         assert watch.period > 0
 
 
-def rows(machine: Machine) -> list[doctor.MachineCheck]:
+def rows(machine: standin.Machine) -> list[doctor.MachineCheck]:
     """Return what doctor says of the servers that were started here, and of those that were ended."""
     pids = {str(child.pid) for child in machine.started}
     return [check for check in doctor.servers() if pids & {*check.subject.split()}]
@@ -142,7 +140,7 @@ def watcher(server: int) -> psutil.Process:
     return next(child for child in children if any(word.endswith("guard.py") for word in child.cmdline()))
 
 
-def test_guard_neither_outlives_its_server_nor_changes_its_end(machine: Machine) -> None:
+def test_guard_neither_outlives_its_server_nor_changes_its_end(machine: standin.Machine) -> None:
     """Signals and status are vLLM's own, and no record is left of a server that ended by itself."""
     machine.environment["XDG_STATE_HOME"] = str(machine.folder / "state")
     child = machine.start()
@@ -156,23 +154,23 @@ def test_guard_neither_outlives_its_server_nor_changes_its_end(machine: Machine)
     assert [*(machine.folder / "state").rglob("*.json")] == []
 
 
-def test_guard_that_is_killed_is_missed_and_the_server_goes_on(machine: Machine) -> None:
+def test_guard_that_is_killed_is_missed_and_the_server_goes_on(machine: standin.Machine) -> None:
     child = machine.start()
     machine.until_healthy()
     assert [(check.state, check.observed) for check in rows(machine)] == [("ready", "serves")]
     watcher(child.pid).kill()
-    until(lambda: rows(machine)[0].state == "look")
+    processes.until(lambda: rows(machine)[0].state == "look")
     machine.until_healthy()
     (check,) = rows(machine)
     assert (check.state, check.remedy) == ("look", "restart it")
     assert "its guard was killed" in check.meaning
 
 
-def test_of_two_servers_the_later_one_ends_first(machine: Machine) -> None:
+def test_of_two_servers_the_later_one_ends_first(machine: standin.Machine) -> None:
     """By its limit, which lies nearer to its floor than that of any server alone."""
     machine.start("--floor", "4")
     machine.until_healthy()
-    machine.port = free_port()
+    machine.port = standin.free_port()
     child = machine.start("--floor", "4")
     machine.until_healthy()
     words = watcher(child.pid).cmdline()
@@ -192,7 +190,7 @@ def test_end_of_a_server_is_shown_for_a_day(tmp_path: Path, monkeypatch: pytest.
     assert {name: text for name, text in ended.items() if name in ("server 11", "server 22", "server 33")} == {"server 11": "it took all"}
 
 
-def test_unit_serves_with_the_guard_and_what_systemd_would_expand_is_escaped(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unit_serves_with_the_guard_and_what_systemd_would_expand_is_escaped(machine: standin.Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = machine.run("--unit", "--dry-run", "--floor", "0", "--flag=--seed=5", "--name", "50%_of \"$HOME\"")
     assert done.returncode == 0, done.stderr
     (line,) = (line for line in done.stdout.splitlines() if line.startswith("ExecStart="))

@@ -19,18 +19,17 @@ from sparkwright.builder import host_info
 from sparkwright.cli import gate as gate_verb
 from sparkwright.core.process import Limits
 from sparkwright.gates import device, numerics, nvfp4, operators
-from sparkwright.gates.core import ladder
-from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.core import ladder, verdict
 
 
-def run(tree: Path, policy: numerics.NumericsPolicy, scratch: Path) -> dict[str, Check]:
+def run(tree: Path, policy: numerics.NumericsPolicy, scratch: Path) -> dict[str, verdict.Check]:
     """Return the checks by name."""
     checks = numerics.run({"mini": tree}, policy, (), scratch)
     assert {check.reason for check in checks} - {""} <= set(numerics.REASONS)
     return {check.name: check for check in checks}
 
 
-def judged(tmp_path: Path, header: str, seconds: float = 240) -> Check:
+def judged(tmp_path: Path, header: str, seconds: float = 240) -> verdict.Check:
     """Return the check of a converter of two values in *header*."""
     (tmp_path / "a.hpp").write_text(header, "utf-8")
     unit = numerics.Unit("mini", ("a.hpp",), (numerics.Converter("bad", "encode", "return convert(x);", lanes=2),))

@@ -18,8 +18,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.support import refserved, verdicts, wheels
-from tests.support.fake_openai_server import Behaviour
+from tests.support import fake_openai_server, refserved, verdicts, wheels
 from tests.unit import gates_page
 from tests.unit.conftest import ROOT, Cli
 
@@ -27,10 +26,9 @@ from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.records import METRICS
 from sparkwright.cli import gate as gate_verb
-from sparkwright.cli.main import parse
+from sparkwright.cli import main
 from sparkwright.cli.options import checkout
-from sparkwright.core import strict_yaml
-from sparkwright.core.errors import StoreError, UsageError
+from sparkwright.core import errors, strict_yaml
 from sparkwright.core.states import State
 from sparkwright.core.store import Store
 from sparkwright.forks.stack import Project
@@ -175,7 +173,7 @@ def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
-        (OSError(errno.ENOSPC, "No space left on device", "/srv/me/x"), "disk-full"), (StoreError("disk-full", "There is no room left."), "disk-full"),
+        (OSError(errno.ENOSPC, "No space left on device", "/srv/me/x"), "disk-full"), (errors.StoreError("disk-full", "There is no room left."), "disk-full"),
         (KeyError("/srv/me"), "program-fault"), (PermissionError(errno.EACCES, "no", "/srv/me/x"), "program-fault"),
     ],
 )  # fmt: skip
@@ -360,7 +358,7 @@ def _common(tmp_path: Path) -> list[str]:
 @pytest.fixture(name="built")
 def _built(common: list[str]) -> Built:
     """Return what builds the gates of some options, offline."""
-    return lambda options: GateBuilder(checkout(parse(["gate", "--offline", *common])), options, {})
+    return lambda options: GateBuilder(checkout(main.parse(["gate", "--offline", *common])), options, {})
 
 
 @pytest.fixture(name="wheel")
@@ -393,7 +391,7 @@ def test_the_newest_wheel_is_of_the_stack_the_architecture_and_the_machine(tmp_p
     for second, name in enumerate(names):
         (out / name).touch()
         os.utime(out / name, (second, second))
-    context = checkout(parse(["gate", "--root", str(ROOT), "--cache-dir", str(tmp_path / "cache"), "--output", str(out)]))
+    context = checkout(main.parse(["gate", "--root", str(ROOT), "--cache-dir", str(tmp_path / "cache"), "--output", str(out)]))
     newest = {}
     for stack, arch, machine in (("2026.11", "", "aarch64"), ("2026.11", "9.0a", "aarch64"), ("2026.11", "", "x86_64"), ("2026.06", "", "x86_64")):
         path = gate_verb._newest_wheel(dataclasses.replace(context, project=Project(ROOT, stack, arch), target=machine))
@@ -429,7 +427,7 @@ def _served(tmp_path: Path) -> GateOptions:
     model = tmp_path / "Toy-1M"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    return GateOptions(python=refserved.environment(tmp_path / "environment", Behaviour()), serve=model)
+    return GateOptions(python=refserved.environment(tmp_path / "environment", fake_openai_server.Behaviour()), serve=model)
 
 
 def test_a_model_without_a_floor_stops_no_other_gate(built: Built, served: GateOptions, tmp_path: Path) -> None:
@@ -448,7 +446,7 @@ def test_a_model_without_a_floor_stops_no_other_gate(built: Built, served: GateO
 
 def test_an_environment_that_cannot_serve_is_refused_before_any_gate(built: Built, served: GateOptions, wheel: Path, tmp_path: Path) -> None:
     """Neither the gates before it nor, for G8, the probe of the machine run."""
-    old = refserved.environment(tmp_path / "old", Behaviour(), "0.16.0")
+    old = refserved.environment(tmp_path / "old", fake_openai_server.Behaviour(), "0.16.0")
     for python, reference in ((tmp_path / "python", "environment-unusable"), (old, "recipe-unfit")):
         options = replace(served, recipe="toy-cpu", wheel=wheel, baseline=wheel, baseline_python=python)
         with built(options) as builder, refusal(reference):
@@ -484,7 +482,7 @@ def test_a_server_that_dies_at_one_file_of_the_reference_is_started_again_for_th
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(site)
     # The first five requests are those of the pace. The text is not answered by a server that states no prefix cache.
-    behaviour = Behaviour(faults={"dies": 6})
+    behaviour = fake_openai_server.Behaviour(faults={"dies": 6})
     (tmp_path / "environment" / "behaviour.json").write_bytes(msgspec.json.encode(behaviour))
     options, folder = replace(served, recipe="toy-cpu", wheel=wheel, only=("G4", "G5")), tmp_path / "reference"
     with built(options) as builder, refusal("measurement-invalid", match=wheel.name) as error:
@@ -542,6 +540,6 @@ def test_a_gate_that_asks_less_or_serves_otherwise_is_judged_by_another_policy(b
 def test_options_that_do_not_go_together_are_wrong_usage(common: list[str], options: list[str], names: str) -> None:
     """Nothing is started, and the message names what there is."""
     gates = [word for name in ("G3", "G4", "G6") for word in ("--only", name)]
-    with pytest.raises(UsageError) as refused:
-        gate_verb.gate(parse(["gate", *gates, *options, *common]))
+    with pytest.raises(errors.UsageError) as refused:
+        gate_verb.gate(main.parse(["gate", *gates, *options, *common]))
     assert names in f"{refused.value.what} {refused.value.todo}"

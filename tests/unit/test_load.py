@@ -16,19 +16,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.support import processes, refserved
+from tests.support import processes, refserved, thread_load
 from tests.support.fake_openai_server import Behaviour, FakeServer, Fault, started
-from tests.support.thread_load import ThreadLoad
 
-from sparkwright.bench import quick_look
+from sparkwright.bench import quick_look, records
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import monitor
 from sparkwright.bench.model import modules
-from sparkwright.bench.records import Reason
 from sparkwright.builder import host_info
 from sparkwright.cli import main
-from sparkwright.core import strict_yaml
-from sparkwright.core.memory import MachineMemory
+from sparkwright.core import memory, strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.stack import Project, read_lock
 from sparkwright.gates.throughput_run import ThroughputPolicy
@@ -166,8 +163,8 @@ def _quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dic
 
     folders = ["--root", str(refserved.project(tmp_path / "project")), "--cache-dir", str(tmp_path / "cache"), "--output", str(tmp_path / "out")]
 
-    def run(*words: str, load: ThreadLoad | None = None) -> dict[str, Any]:
-        monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: load or ThreadLoad())
+    def run(*words: str, load: thread_load.ThreadLoad | None = None) -> dict[str, Any]:
+        monkeypatch.setattr(vllm_bench, "obtain", lambda *_, **__: load or thread_load.ThreadLoad())
         monkeypatch.setattr(quick_look, "RUN_S", 0.1)
         arguments = main.parse(["bench", *folders, *words])
         arguments.run(arguments)
@@ -189,7 +186,7 @@ def test_bench_warns_of_a_busy_machine_and_a_slow_gpu_and_measures_each_cell(
     quick: Callable[..., dict[str, Any]], serves: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--quick` the first one. The GPU is looked at as by `doctor`, before the server starts."""
-    monkeypatch.setattr(monitor, "disturbances", lambda *_: (Reason("machine-busy", "others use 90%"),))
+    monkeypatch.setattr(monitor, "disturbances", lambda *_: (records.Reason("machine-busy", "others use 90%"),))
     monkeypatch.setattr(host_info, "gpus", lambda: (host_info.GpuInfo("NVIDIA GB10", "12.1", "580.95"),))
     monkeypatch.setattr(monitor, "under_load", lambda asked: ("702 of 3,003 MHz", "the GPU stays at 702 MHz") if str(asked) in serves else ("", ""))
     cells = [*serves, "--workload", "8/130 c2"]
@@ -213,7 +210,7 @@ def test_bench_refuses_what_serve_does_for_its_memory_and_cells(
     quick: Callable[..., dict[str, Any]], serves: list[str], cell: str, machine: float, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bench started a server that `serve` refused."""
-    monkeypatch.setattr(MachineMemory, "here", lambda **_: MachineMemory(machine, machine))
+    monkeypatch.setattr(memory.MachineMemory, "here", lambda **_: memory.MachineMemory(machine, machine))
     with refusal("recipe-unfit", match="toy-cpu cannot be served here", says=reason):
         quick(*serves[:4], "--recipe", "toy-cpu", "--workload", cell)
 
@@ -224,7 +221,7 @@ def test_quick_bench_of_a_server_that_drafts_shows_accepted_drafts_on_real_text(
     """Three of two drafts' tokens for each token of an answer: 1.5. Random tokens would be accepted by chance."""
     files, plain = list[Path | None](), FakeServer.metrics
 
-    class Load(ThreadLoad):
+    class Load(thread_load.ThreadLoad):
         def measure(self, spec: vllm_bench.LoadSpec) -> vllm_bench.LoadResult:
             files.append(spec.prompt_file)
             return super().measure(spec)

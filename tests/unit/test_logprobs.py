@@ -19,15 +19,14 @@ from tests.support import byte_model_server
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.core import strict_yaml
 from sparkwright.gates import logprobs
-from sparkwright.gates.core.server_under_test import ServerIdentity
-from sparkwright.gates.core.verdict import Check
+from sparkwright.gates.core import server_under_test, verdict
 
 #: The real limits on fewer and shorter texts.
 POLICY = replace(
     strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "logprobs.yaml", logprobs.LogprobsPolicy), texts=12, tokens=64, top=5, decode_texts=8, decode_prompt=24, decode_tokens=40, decode_batch=4,
     corpus={f"genre {number}": (f"{number * 7919} cats sat on {number * 104729} mats in the rain.",) for number in range(12)},
 )  # fmt: skip
-OFFICIAL = ServerIdentity("a" * 64, "m" * 64, {"gpu": "one"}, ("--max-model-len=4096",))
+OFFICIAL = server_under_test.ServerIdentity("a" * 64, "m" * 64, {"gpu": "one"}, ("--max-model-len=4096",))
 CANDIDATE = replace(OFFICIAL, wheel="c" * 64)
 
 
@@ -56,9 +55,9 @@ def compared(
     against: logprobs.Reference,
     tmp_path: Path,
     policy: logprobs.LogprobsPolicy = POLICY,
-    served: ServerIdentity = CANDIDATE,
+    served: server_under_test.ServerIdentity = CANDIDATE,
     **options: Any,
-) -> dict[str, Check]:
+) -> dict[str, verdict.Check]:
     """Return the checks of *server*; each name and reason is declared."""
     save(against, tmp_path / "logprobs.json")
     found = logprobs.run(policy, server.client, tmp_path / "logprobs.json", served=served, **{"announces_cache": True, **options})

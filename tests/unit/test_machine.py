@@ -11,16 +11,9 @@ from typing import Any
 import psutil
 import pytest
 from msgspec.structs import replace
-from tests.support import processes
-from tests.support.serving_facts import SERVING
+from tests.support import processes, serving_facts
 
-from sparkwright.bench.machine import monitor, watchdog
-from sparkwright.bench.machine.state_checks import (
-    MachinePolicy,
-    Reading,
-    Snapshot,
-    disturbances,
-)
+from sparkwright.bench.machine import monitor, state_checks, watchdog
 from sparkwright.bench.model.modules import BANDWIDTH, Bandwidth
 from sparkwright.bench.records import Reason
 from sparkwright.builder.host_info import GpuInfo
@@ -30,7 +23,7 @@ from sparkwright.core import memory, process, strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.stack import Project
 
-POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "machine.yaml", MachinePolicy)
+POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "machine.yaml", state_checks.MachinePolicy)
 #: The policy for a test's machine, which is neither quiet nor fast.
 SMALL = replace(
     POLICY,
@@ -38,8 +31,8 @@ SMALL = replace(
     discrete_floor=1,
     max_other_load=1.0,
 )
-NORMAL = (Reading(0.00113, 0.0023), Reading(0.00115, 0.0023), Reading(0.00117, 0.0023))
-QUIET = Snapshot(gemv=0.00115, temperature=55, other_load=0.01)
+NORMAL = (state_checks.Reading(0.00113, 0.0023), state_checks.Reading(0.00115, 0.0023), state_checks.Reading(0.00117, 0.0023))
+QUIET = state_checks.Snapshot(gemv=0.00115, temperature=55, other_load=0.01)
 
 #: What differs from a quiet machine → the reason.
 ODD: dict[str, tuple[dict[str, Any], str]] = {
@@ -63,9 +56,9 @@ def test_odd_state_is_a_reason_before_after_and_at_the_start(changed: dict[str, 
     """What is not known is none."""
     odd = replace(QUIET, **changed)
     for before, after in ((odd, QUIET), (QUIET, odd), (odd, odd)):
-        assert references(disturbances(before, after, NORMAL, POLICY)) == [reference] * bool(reference)
+        assert references(state_checks.disturbances(before, after, NORMAL, POLICY)) == [reference] * bool(reference)
     # Without a GPU there are no normal readings.
-    assert references(disturbances(odd, odd, (), POLICY)) == [reference] * (bool(reference) and "gemv" not in changed)
+    assert references(state_checks.disturbances(odd, odd, (), POLICY)) == [reference] * (bool(reference) and "gemv" not in changed)
 
 
 #: A program in the place of Python that answers as the probe does, with the milliseconds in the file beside it.
@@ -102,7 +95,7 @@ def test_session_on_a_gpu_notices_the_slow_state(tmp_path: Path) -> None:
     milliseconds.write_text("1.0")
     probed = monitor.MachineMonitor(SMALL, store, python=fake)
     assert probed.settle(0.01) == ()
-    assert probed.normal == (Reading(0.001, 0.002),) * 3
+    assert probed.normal == (state_checks.Reading(0.001, 0.002),) * 3
     assert store.get(*BANDWIDTH, Bandwidth) == Bandwidth(1000.0, "fake")
     before = probed.snapshot()
     for reading, reference in (("1.5", "slow-state"), ("0", "probe-silent")):
@@ -239,7 +232,7 @@ FAULT = "the GPU stays at 702 MHz under load; disconnect its power for some minu
 
 def lacks(machine: memory.MachineMemory = SOUND, /, **changes: object) -> dict[str, doctor.MachineCheck]:
     """Return the checks of a Spark with *changes* that are not ready, by subject."""
-    checks = doctor.serving(machine, SERVING | changes)
+    checks = doctor.serving(machine, serving_facts.SERVING | changes)
     return {check.subject: check for check in checks if check.state != "ready"}
 
 
@@ -276,7 +269,7 @@ def test_facts_of_this_machine_are_those_that_are_judged(tmp_path: Path, monkeyp
     (tmp_path / "models--openai--gpt-oss-20b").mkdir()
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     facts = doctor.serving_facts(Prefix(tmp_path / "prefix"), SOUND)
-    assert facts.keys() == SERVING.keys()
+    assert facts.keys() == serving_facts.SERVING.keys()
     assert (facts["release"], facts["models"], facts["load"][0]) == ("", ["openai/gpt-oss-20b"], "")
     assert facts["disk"] > 0
 

@@ -23,8 +23,7 @@ from tests.support.mixtures import MIXTURES, Mixture
 from tests.support.model_hub import COMMIT, ModelHub
 from tests.unit.conftest import Cli, Mini
 
-from sparkwright.bench.model import checkpoint, hub, modules, prediction
-from sparkwright.bench.model.slim import Slimming
+from sparkwright.bench.model import checkpoint, hub, modules, prediction, slim
 from sparkwright.core.store import Store
 
 
@@ -578,7 +577,7 @@ def test_layouts_of_other_makers_are_read(tmp_path: Path) -> None:
     model = prediction.read(checkpoint.read(folder))
     assert (model.audit.layers, model.audit.experts, model.shape(prediction.Serving()).token) == (1, (2, 1), 2 * 2 * 64 * 2)
     with refusal("model-missing", match=r"config\.json"):
-        Slimming(folder, "fp8")
+        slim.Slimming(folder, "fp8")
 
 
 FIRST_SHARD, SECOND_SHARD = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"

@@ -16,8 +16,15 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.support import checkpoints, chromium, refserved, standin, verdicts, wheels
-from tests.support.fake_openai_server import Behaviour
+from tests.support import (
+    checkpoints,
+    chromium,
+    fake_openai_server,
+    refserved,
+    standin,
+    verdicts,
+    wheels,
+)
 from tests.unit.conftest import ROOT, Cli
 
 from sparkwright.audit.wheel import read_subject
@@ -25,13 +32,10 @@ from sparkwright.bench.model import slim
 from sparkwright.bench.recipes import preflight
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.cli import main
-from sparkwright.core import strict_yaml
-from sparkwright.core.store import Store
+from sparkwright.core import store, strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.core import ladder, night
-from sparkwright.gates.core.builder import GateBuilder
-from sparkwright.gates.core.server_under_test import GateOptions, Pace
+from sparkwright.gates.core import builder, ladder, night, server_under_test
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -60,7 +64,7 @@ def _words(tmp_path: Path) -> list[str]:
     refserved.edit(soak, interval=1)
     model = standin.model(tmp_path / "model")
     ours, stock = (
-        str(refserved.environment(tmp_path / name, Behaviour()))
+        str(refserved.environment(tmp_path / name, fake_openai_server.Behaviour()))
         for name in ("ours", "stock")
     )
     wheel = str(wheels.plain(tmp_path, "tiny", "1.0"))
@@ -136,7 +140,7 @@ def test_night_names_the_folder_in_which_a_repair_needs_a_precise_reference(
     """A night cannot make it, as its model is another; the folder is that of the night's own reference."""
     (tmp_path / "stock" / "behaviour.json").unlink()
     repair = DeclaredChange("distributions", "toy-*", "", "scales")
-    monkeypatch.setattr(GateBuilder, "_declared", (repair,))
+    monkeypatch.setattr(builder.GateBuilder, "_declared", (repair,))
     with refusal("gate-not-run"):
         main.run([*words, "--only", "G5"])
     named = re.search(r"--record\s+(\S+)/precise", capsys.readouterr().err)
@@ -284,11 +288,11 @@ def _tonight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tonight:
     """Return a function that makes the night of a small wheel by changes of its options."""
     monkeypatch.setattr(preflight, "both_fit", lambda *_: True)
     wheel, model = wheels.plain(tmp_path, "tiny", "1.0"), standin.model(tmp_path / "model")
-    pythons = tuple(refserved.environment(tmp_path / name, Behaviour()) for name in ("ours", "stock"))
+    pythons = tuple(refserved.environment(tmp_path / name, fake_openai_server.Behaviour()) for name in ("ours", "stock"))
 
     def make(output: str = "dist", hours: float | None = None, **changes: object) -> night.Night:
-        context = RunContext(Project(ROOT, "2026.11"), Store(tmp_path / "store"), (), tmp_path / output, offline=True)
-        options = replace(GateOptions(wheel=wheel, serve=model, recipe=RECIPE, task="gsm8k"), **changes)
+        context = RunContext(Project(ROOT, "2026.11"), store.Store(tmp_path / "store"), (), tmp_path / output, offline=True)
+        options = replace(server_under_test.GateOptions(wheel=wheel, serve=model, recipe=RECIPE, task="gsm8k"), **changes)
         return night.Night(context, options, "0" * 64, (pythons[0], pythons[1]), hours=hours)
 
     return make
@@ -300,7 +304,7 @@ def test_a_budget_reaches_throughput(hours: float, start: float, slower: float, 
     clock = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: clock)
     monkeypatch.setattr(night.Night, "_measured_pace", SPARK)
-    ours = Pace(start, SPARK.prefill_tokens_s / slower, SPARK.decode_tokens_s / slower, SPARK.requests_s / slower)
+    ours = server_under_test.Pace(start, SPARK.prefill_tokens_s / slower, SPARK.decode_tokens_s / slower, SPARK.requests_s / slower)
     made = tonight(hours=hours)
     soak = made._policies.soak
     for name in made._order:

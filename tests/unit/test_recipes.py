@@ -15,15 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import outcome, refusal
-from tests.support import standin
-from tests.support.checkpoints import write
+from tests.support import checkpoints, standin
 
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.recipes import preflight, recipe, traps, workloads
 from sparkwright.bench.server import flags, wheel_identity
 from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan
-from sparkwright.core import config, memory, strict_yaml
-from sparkwright.core.files import sha256_bytes
+from sparkwright.core import config, files, memory, strict_yaml
 from sparkwright.gates.core.server_under_test import GateOptions, launch_plan
 from sparkwright.gates.throughput_run import ThroughputPolicy
 
@@ -210,7 +208,7 @@ def planned(**changes: Any) -> recipe.Recipe:
 
 def model(folder: Path, config: dict[str, Any], *tensors: str) -> Path:
     """Write a model whose tensors are 64 x 64 of bfloat16."""
-    return write(folder, config, [(name, "BF16", [64, 64]) for name in tensors])
+    return checkpoints.write(folder, config, [(name, "BF16", [64, 64]) for name in tensors])
 
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2, "hidden_size": 64}
@@ -279,7 +277,7 @@ def test_a_draft_vocabulary_is_given_to_our_wheels_alone(data: Path) -> None:
     stock, ours = settings.values()
     named = ours.pop("draft_vocabulary")
     assert stock == ours == {"method": "mtp", "num_speculative_tokens": 2, "draft_lm_head_quantization": "fp8"}
-    assert named == f"tokens.json@{sha256_bytes(b'{}')}"
+    assert named == f"tokens.json@{files.sha256_bytes(b'{}')}"
     plan = LaunchPlan(Path("/env/bin/python"), Path("/model"), reduced.flags("0.33.0+spark.2026.11.p0.cu130"))
     assert not any(str(data) in flag for flag in plan.flags)
     assert flags.speculation([word for word in plan.command(1) if word.startswith("--spec")])["draft_vocabulary"] == str(data / "ci" / "recipes" / "tokens.json")

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 import yaml
 import zstandard
-from tests.support import processes, wheels
-from tests.support.standin import alive
+from tests.support import processes, standin, wheels
 
 from sparkwright.bench.server.launch import LaunchPlan
 
@@ -122,7 +121,7 @@ def test_models_are_trained_while_parts_arrive_and_the_rest_runs_when_all_are_th
     ended = {name: (each["status"], each["late"]) for name, each in host.results().items()}
     assert ended == {"train": (0, False), "say": (0, False), "fail": (3, False), "hang": (-9, True)}
     assert (host.base / "root/results/say.log").read_text() == "1 packed\n"
-    assert not alive(int((host.base / "root/child").read_text()))
+    assert not standin.alive(int((host.base / "root/child").read_text()))
     out = host.base / "back"
     out.mkdir()
     host.run("collect", out)
@@ -139,10 +138,10 @@ def test_supervisor_that_was_killed_runs_again_what_has_no_result(host: Host) ->
     (supervisor,) = host.supervisors()
     os.kill(supervisor, signal.SIGKILL)
     orphan = int(marker.read_text())
-    assert alive(orphan)
+    assert standin.alive(orphan)
     host.run("wait", 100, "twice")
     processes.until(lambda: "twice" in host.results())
-    assert (alive(orphan), host.results()["twice"]["status"]) == (False, 0)
+    assert (standin.alive(orphan), host.results()["twice"]["status"]) == (False, 0)
     marker.unlink()
     assert "no step tiwce" in host.run("again", "twice", "tiwce")
     assert host.results()["twice"]["status"] == 0, "nothing is forgotten"
@@ -150,7 +149,7 @@ def test_supervisor_that_was_killed_runs_again_what_has_no_result(host: Host) ->
     processes.until(lambda: marker.exists() and marker.read_text().strip())
     assert "twice" not in host.results()
     host.run("drop", "twice")
-    processes.until(lambda: not alive(int(marker.read_text())))
+    processes.until(lambda: not standin.alive(int(marker.read_text())))
 
 
 def test_a_server_carries_the_mark_by_which_its_step_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

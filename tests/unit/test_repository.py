@@ -16,8 +16,7 @@ from tests.unit import errors_page, gates_page
 
 from sparkwright.bench.recipes import preflight, recipe, traps
 from sparkwright.cli.main import COMMANDS, parsers
-from sparkwright.gates.core import server_under_test
-from sparkwright.gates.core.ladder import GATES
+from sparkwright.gates.core import ladder, server_under_test
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "ci" / "sparkwright"
@@ -203,14 +202,14 @@ def test_each_failure_names_a_check_of_the_command_or_gate_that_has_it() -> None
         assert REFERENCE.search(caught)
         for part in caught.split(";"):
             gates = re.findall(r"\bG\d\b", part)
-            assert set(gates) <= set(GATES)
+            assert set(gates) <= set(ladder.GATES)
             owners = [gates_page.reasons(gate).keys() | server_under_test.REASONS for gate in gates] or [command_references()]
             wrong += [(part, name) for name in REFERENCE.findall(part) if not all(name in owner for owner in owners)]
     assert wrong == []
 
 
 def test_every_reference_of_the_pages_exists() -> None:
-    known = command_references().union(server_under_test.REASONS, *map(gates_page.reasons, GATES))
+    known = command_references().union(server_under_test.REASONS, *map(gates_page.reasons, ladder.GATES))
     assert set(REFERENCE.findall(FAILURES)) <= known
     assert set(re.findall(r"`([a-z]+-(?:refused|unpinned|headless|b12x|slower))`", SYSTEMS)) <= known
     assert len(FAILURES.split()) <= 600

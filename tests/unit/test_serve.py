@@ -34,9 +34,7 @@ from tests.support.standin import model as make_model
 
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.server import peers, server_log
-from sparkwright.bench.server.launch import ALWAYS, LaunchPlan
-from sparkwright.bench.server.server_process import Server
+from sparkwright.bench.server import launch, peers, server_log, server_process
 from sparkwright.bench.server.wheel_identity import mismatches, version
 from sparkwright.core import process
 
@@ -62,19 +60,19 @@ port = int(sys.argv[sys.argv.index("--port") + 1])
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
-Make = Callable[..., LaunchPlan]
+Make = Callable[..., launch.LaunchPlan]
 
 
 @pytest.fixture(name="make")
 def _make(tmp_path: Path) -> Make:
     """Return what writes a program and how it is started."""
 
-    def plan(*, say: str = "ready", before: str = "", model: str = "toy", health: int = 200, **changes: object) -> LaunchPlan:
+    def plan(*, say: str = "ready", before: str = "", model: str = "toy", health: int = 200, **changes: object) -> launch.LaunchPlan:
         folder = tmp_path / "modules" / "vllm" / "entrypoints" / "cli"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "main.py").write_text(PROGRAM.format(say=say, before=before, model=model, health=health))
         variables = {"PYTHONPATH": str(tmp_path / "modules"), "LANG": ""}
-        plain = LaunchPlan(Path(sys.executable), tmp_path / "model", (), variables, "toy", 100, grace=0.5)
+        plain = launch.LaunchPlan(Path(sys.executable), tmp_path / "model", (), variables, "toy", 100, grace=0.5)
         return msgspec.structs.replace(plain, **changes)
 
     return plan
@@ -91,12 +89,12 @@ def test_server_runs_inside_its_block_with_the_variables_of_its_plan(make: Make,
         monkeypatch.setenv(name, "stray")
     plan = make()
     expected = plan.environment()
-    with Server(plan, tmp_path / "log") as server:
+    with server_process.Server(plan, tmp_path / "log") as server:
         assert (server.failure, server.guard(), server.client().max_model_len()) == ("", True, 64)
         environment = json.load(urlopen(f"{server.url}/environment"))
         left = server.processes()
     assert (len(left), gone(left), (tmp_path / "log").read_text()[:5]) == (2, True, "ready")
-    assert {name: environment.get(name) for name in expected} == {**expected, **ALWAYS}
+    assert {name: environment.get(name) for name in expected} == {**expected, **launch.ALWAYS}
     assert set(environment) - set(expected) <= {"LC_CTYPE", "PWD", "SHLVL", "_"}
     assert "LANG" not in expected
 
@@ -116,14 +114,14 @@ def test_server_that_may_not_serve_is_ended(
     case: dict[str, object], reason: str, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server_log, "LARGEST", 4000)
-    with Server(make(**case), tmp_path / "log") as server:
+    with server_process.Server(make(**case), tmp_path / "log") as server:
         assert (bool(server.failure), server.reason) == (True, reason), server.failure
         processes.until(lambda: not server.running)
 
 
 def test_memory_is_watched_while_a_gate_waits_for_an_answer(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gate asks for hours and looks at nothing else meanwhile."""
-    with Server(make(kept_free=1), tmp_path / "log") as server:
+    with server_process.Server(make(kept_free=1), tmp_path / "log") as server:
         monkeypatch.setattr(process, "available_megabytes", lambda: 0)
         processes.until(lambda: not server.running)
         assert (bool(server.failure), server.reason) == (True, "memory-low")
@@ -131,7 +129,7 @@ def test_memory_is_watched_while_a_gate_waits_for_an_answer(make: Make, tmp_path
 
 @pytest.mark.parametrize(("victim", "reason"), [("server", "server-died"), ("supervisor", ""), ("all", "memory-low")])
 def test_no_process_outlives_the_server_or_its_supervisor(victim: str, reason: str, make: Make, tmp_path: Path) -> None:
-    with Server(make(grace=90 if victim == "all" else 0.5), tmp_path / "log") as server:
+    with server_process.Server(make(grace=90 if victim == "all" else 0.5), tmp_path / "log") as server:
         left, begin = server.processes(), time.monotonic()
         if victim == "all":
             server.end("memory-low", "1 MB is available", b"k")
@@ -402,7 +400,7 @@ def test_server_of_a_gate_meets_the_other_machine_and_ends_with_it(lost: bool, t
 
     other = threading.Thread(target=join)
     other.start()
-    with Server(replace(plan, machines=machines, variables={}, name="toy"), tmp_path / "log") as server:
+    with server_process.Server(replace(plan, machines=machines, variables={}, name="toy"), tmp_path / "log") as server:
         other.join(20)
         ((link,), adopted) = joined[0]
         assert server.guard()

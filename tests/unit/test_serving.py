@@ -26,16 +26,14 @@ from tests.support.badserver import MODELS, Listener, Say, completion, head, sil
 
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.server import flags, warm_pack
+from sparkwright.bench.server import flags, server_process, warm_pack
 from sparkwright.bench.server.launch import LaunchPlan
-from sparkwright.bench.server.server_process import Server
 from sparkwright.cli import main
 from sparkwright.client import environment as client
-from sparkwright.client.records import WarmPack
-from sparkwright.core.errors import SparkwrightError
+from sparkwright.client import records
+from sparkwright.core import errors, process
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.memory import AUTOTUNE, GIB, RESERVE, MachineMemory, Tenant
-from sparkwright.core.process import CACHES
 from sparkwright.serving import health, launch, models
 from sparkwright.serving.environment import examine
 
@@ -286,7 +284,7 @@ def test_hostile_config_ends_in_a_named_refusal(world: World, field: str, value:
     """The first one of these ended the program with a fault of its own."""
     path = world.model / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
-    with contextlib.suppress(SparkwrightError):
+    with contextlib.suppress(errors.SparkwrightError):
         assert world.plan(nodes=2, address="127.0.0.1", machine=SPARK)
 
 
@@ -299,7 +297,7 @@ def test_refusals_name_the_successor(world: World) -> None:
     ]  # fmt: skip
     # A gate or a measurement starts its server so.
     with refusal("variable-refused"):
-        Server(LaunchPlan(world.python, world.model, variables={"VLLM_ATTENTION_BACKEND": "FLASHINFER"}), world.folder / "log")
+        server_process.Server(LaunchPlan(world.python, world.model, variables={"VLLM_ATTENTION_BACKEND": "FLASHINFER"}), world.folder / "log")
     with refusal("flag-unknown") as flag:
         world.plan(flags=("--max-model-length=5", "--api_key=x"))
     assert flag.value.details[0] == "--max-model-length: unknown; perhaps --max-model-len"
@@ -714,7 +712,7 @@ def test_it_serves_without_a_checkout_and_without_the_rest_of_the_program(machin
 # Warm packs.
 
 
-def pack_of(world: World, plan: launch.ServingPlan, folder: Path, **changes: Any) -> WarmPack:
+def pack_of(world: World, plan: launch.ServingPlan, folder: Path, **changes: Any) -> records.WarmPack:
     """Install a pack that is made for what *plan* serves here."""
     marker = plan.environment.marker
     assert marker
@@ -749,7 +747,7 @@ def test_a_server_starts_from_its_pack_and_needs_no_memory_for_tuning(world: Wor
     plan = world.plan("toy-cpu", machine=DESKTOP, floor=1.0, port=9000)
     assert plan.warm == warm_pack.overlay(world.environment.resolve(), pack)
     assert plan.launch.environment()["VLLM_CACHE_ROOT"].startswith(str(plan.warm))
-    assert (plan.warm / CACHES / packs.GRAPH).exists()
+    assert (plan.warm / process.CACHES / packs.GRAPH).exists()
     assert plan.memory.autotune == 0
     assert not any("warm pack" in text for text in plan.warnings)
 
@@ -773,7 +771,7 @@ def test_a_pack_of_another_machine_or_command_is_left_and_the_part_is_named(
     plan = world.plan("toy-cpu", machine=DESKTOP, **values)
     assert plan.warm is None
     assert [text for text in plan.warnings if said in text]
-    assert not (world.environment / CACHES / "warm").exists()
+    assert not (world.environment / process.CACHES / "warm").exists()
 
 
 def test_a_pack_that_the_release_offers_is_named_in_a_line_and_not_fetched(world: World) -> None:

@@ -16,13 +16,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.refusals import refusal
-from tests.support import checkpoints, processes
-from tests.support.mounts import mounting_shell
+from tests.support import checkpoints, mounts, processes
 
 from sparkwright.bench.model import checkpoint, modules, quantise, slim
 from sparkwright.cli import main
-from sparkwright.core.errors import SparkwrightError
-from sparkwright.core.files import sha256_file
+from sparkwright.core import errors, files
 
 Floats = NDArray[np.float64]
 FORMATS: tuple[slim.Format, ...] = ("fp8", "nvfp4-w4a16")
@@ -206,7 +204,7 @@ def test_chosen_matrices_change_and_every_other_byte_stays(
     assert record["read_after"] == audit.weights < record["read_before"] == modules.audit(checkpoint.read(source)).weights
     assert sorted(record["layers"]) == sorted(CHANGED)
     for shard, hashes in record["shards"].items():
-        assert (hashes["source"], hashes["sha256"]) == (sha256_file(source / shard), sha256_file(tmp_path / "out" / shard))
+        assert (hashes["source"], hashes["sha256"]) == (files.sha256_file(source / shard), files.sha256_file(tmp_path / "out" / shard))
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {"model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.json", slim.RECORD}
 
@@ -255,7 +253,7 @@ def test_a_model_that_cannot_be_made_slimmer_as_asked_is_refused(
     tmp_path: Path, changes: dict[str, Any], layers: list[str], reference: str, says: str
 ) -> None:
     source = model(tmp_path / "source", **changes)
-    with pytest.raises(SparkwrightError) as error:
+    with pytest.raises(errors.SparkwrightError) as error:
         slimmed(source, tmp_path / "out", "fp8", *layers)
     text = " ".join((error.value.what, *error.value.details))
     assert (error.value.reference, says in text or says == "qkv|q_proj") == (reference, True), text
@@ -340,7 +338,7 @@ def test_a_full_disk_is_said_before_and_in_the_middle_and_no_shard_is_left(tmp_p
     disk.mkdir()
     script = 'mount -t tmpfs -o size=2m none "$0"\n"$@"\numount "$0"'
     words = [str(disk), sys.executable, "-c", SMALL, str(source), str(disk), how]
-    done = subprocess.run([*mounting_shell(), script, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run([*mounts.mounting_shell(), script, *words], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("disk-full "), done.stdout + done.stderr
     assert says in done.stdout
     assert done.stdout.rstrip().endswith(left)

@@ -194,11 +194,24 @@ def test_memory_of_the_warm_up_does_not_count(first: int, expected: tuple[str, s
     assert states(soak)["memory-growth"] == expected
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> gate.Load:
-    """Return the load on a server of a small context that is not there."""
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the server, which is not there, a small context."""
     monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
+
+
+@pytest.fixture
+def load() -> gate.Load:
+    """Return the load on that server."""
     return gate.Load(POLICY, NOBODY, "model", range(9000), FAST)
+
+
+def soaked(folder: Path, **changes: float) -> Soak:
+    """Soak that server by the policy with *changes*."""
+    policy = replace(POLICY, **changes)
+    load, monitor = gate.Load(policy, NOBODY, "model", range(9000), FAST), gate.Monitor(tuple, folder / "kmsg")
+    gate.soak(policy, load, monitor)
+    return Soak(load.requests, monitor.watched)
 
 
 def test_two_soaks_send_the_same_requests(load: gate.Load) -> None:
@@ -303,15 +316,10 @@ def test_memory_is_that_of_the_server_s_processes_on_host_and_gpu(monkeypatch: p
 
 
 def test_a_soak_ends_when_requests_fail_and_none_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
     monkeypatch.setattr(gate.Load, "send", lambda *_: gate.SoakRequest(1, "failed", 0, "refused"))
-    policy = replace(POLICY, seconds=600, interval=0.1, sample=0.05)
-    load = gate.Load(policy, NOBODY, "model", range(9000), FAST)
-    monitor = gate.Monitor(tuple, tmp_path / "kmsg")
-    gate.soak(policy, load, monitor)
-    assert monitor.watched.gone
-    assert monitor.watched.seconds < 60
-    assert states(Soak(load.requests, monitor.watched))["duration"] == ("fail", "server-gone")
+    soak = soaked(tmp_path, seconds=600, interval=0.1, sample=0.05)
+    assert (soak.watched.gone, soak.watched.seconds < 60) == (True, True)
+    assert states(soak)["duration"] == ("fail", "server-gone")
 
 
 @pytest.mark.parametrize(("concurrency", "most"), [(1, 15), (32, 120)])
@@ -334,14 +342,10 @@ def test_a_soak_ends_in_time_although_answers_take_minutes(tmp_path: Path, monke
         time.sleep(min(8.0, client.deadline))
         raise ServerInvalid("server-slow", "late")
 
-    monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
     monkeypatch.setattr(Client, "complete", complete)
-    policy = replace(POLICY, seconds=1.0, sample=0.05)
-    load = gate.Load(policy, NOBODY, "model", range(9000), FAST)
-    monitor = gate.Monitor(tuple, tmp_path / "kmsg")
-    gate.soak(policy, load, monitor)
-    assert monitor.watched.seconds < 4
-    assert {request.outcome for request in load.requests} == {"aborted"}
+    soak = soaked(tmp_path, seconds=1.0, sample=0.05)
+    assert soak.watched.seconds < 4
+    assert {request.outcome for request in soak.requests} == {"aborted"}
 
 
 def test_each_concurrency_of_a_short_soak_has_its_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -354,12 +358,10 @@ def test_each_concurrency_of_a_short_soak_has_its_turn(tmp_path: Path, monkeypat
         now += seconds + 5
         yield
 
-    monkeypatch.setattr(Client, "max_model_len", lambda client: 4096)
     monkeypatch.setattr(gate.Load, "run", run)
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    policy = replace(POLICY, seconds=180.0)
-    gate.soak(policy, gate.Load(policy, NOBODY, "model", range(9000), FAST), gate.Monitor(tuple, tmp_path / "kmsg"))
-    assert [*turns] == list(policy.load.concurrencies)
+    soaked(tmp_path, seconds=180.0)
+    assert [*turns] == list(POLICY.load.concurrencies)
     assert min(turns.values()) > 15
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.refusals import refusal
-from tests.support import processes
-from tests.support.mounts import mounting_shell
+from tests.support import mounts, processes
 from tests.unit.conftest import Repository
 
 from sparkwright.core import git
@@ -226,7 +225,7 @@ def test_a_full_disk_is_disk_full_at_each_write(tmp_path: Path, repository: Repo
     disk = tmp_path / "disk"
     disk.mkdir()
     words = [str(disk), sys.executable, "-c", program, str(disk), repository.url]
-    done = subprocess.run([*mounting_shell(), GROWING_DISK, *words], capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run([*mounts.mounting_shell(), GROWING_DISK, *words], capture_output=True, text=True, check=False, timeout=300)
     references = re.findall(r"^error: ([a-z-]+)", done.stderr, re.MULTILINE)
 
     assert "Traceback" not in done.stderr

@@ -23,22 +23,11 @@ from tests.refusals import refusal
 from tests.support import verdicts, wheels
 from tests.unit import patches_page
 
-from sparkwright.bench import report
+from sparkwright.bench import records, report, results, statistics
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.workloads import WorkloadCell
-from sparkwright.bench.records import METRICS
-from sparkwright.bench.results import CellResult, Result, Series, Subject
-from sparkwright.bench.statistics import (
-    Bounds,
-    DecisionRule,
-    MetricSeries,
-    attempt_alpha,
-    decide,
-    evidence_path,
-)
+from sparkwright.bench.recipes import workloads
 from sparkwright.cherry_picks import effects
-from sparkwright.core import strict_yaml
-from sparkwright.core.pages import clean
+from sparkwright.core import pages, strict_yaml
 from sparkwright.gates import throughput
 
 simulation = SimpleNamespace(
@@ -46,7 +35,7 @@ simulation = SimpleNamespace(
 )
 GATES = 400
 #: What the first gate of a wheel spends, and two standard errors of 400 gates.
-LIMIT = attempt_alpha(simulation.POLICY.alpha, 1) + 0.018
+LIMIT = statistics.attempt_alpha(simulation.POLICY.alpha, 1) + 0.018
 
 
 @pytest.mark.parametrize("noise", simulation.NOISES)
@@ -83,7 +72,7 @@ def test_the_evidence_rarely_ever_reaches_its_threshold(mean: float, aa_blocks: 
     """Looked at after each of thirty blocks, without a gain: with and without A/A blocks."""
     rng = np.random.default_rng(5)
     squares = rng.chisquare(aa_blocks or 1, size=10_000) * (aa_blocks > 0)
-    path = evidence_path(rng.normal(mean, size=(10_000, 30)), squares, aa_blocks)
+    path = statistics.evidence_path(rng.normal(mean, size=(10_000, 30)), squares, aa_blocks)
     assert (path.max(axis=1) >= math.log(20)).mean() <= 0.05
 
 
@@ -113,15 +102,15 @@ def test_the_evidence_rarely_ever_reaches_its_threshold(mean: float, aa_blocks: 
 def test_the_conclusion_says_what_was_excluded(
     values: tuple[float, ...], sigma: float, state: str, words: str
 ) -> None:
-    series = MetricSeries("s", values, Bounds(0.02, 0.005), sigma)
-    decision = decide(DecisionRule(0.05, 3, 12), [series])
+    series = statistics.MetricSeries("s", values, statistics.Bounds(0.02, 0.005), sigma)
+    decision = statistics.decide(statistics.DecisionRule(0.05, 3, 12), [series])
     assert (decision.state, decision.series[0].conclusion) == (state, words)
 
 
 # The report of experiments.
 
 ROOT = Path(__file__).parents[2]
-CELLS = tuple(replace(WorkloadCell.parse(name), primary=("tpot",)) for name in ("128/128 c1", "1024/1024 c1"))
+CELLS = tuple(replace(workloads.WorkloadCell.parse(name), primary=("tpot",)) for name in ("128/128 c1", "1024/1024 c1"))
 UNSAFE = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]"
 
 
@@ -134,14 +123,14 @@ def test_every_series_has_a_ratio_and_the_figures_of_both_sides(tmp_path: Path) 
     assert [row[3] for row in ratios.rows] == [report.interval(one.low, one.high) for one in series]
     assert [row[2] for row in figures.rows] == ["candidate", "baseline"] * len(series)
     for name, factor in (("time per token", 1000), ("throughput", 1)):
-        ours = next(one.candidate for one in series if METRICS[one.metric][0] == name)
+        ours = next(one.candidate for one in series if records.METRICS[one.metric][0] == name)
         row = next(row for row in figures.rows if row[1].startswith(name))
         assert row[3] == report.number((ours or 0) * factor)
 
 
 @given(st.text(max_size=2000))
 def test_clean_text_is_one_short_line(value: str) -> None:
-    cleaned = clean(value)
+    cleaned = pages.clean(value)
 
     assert (len(cleaned) <= 1000, len(cleaned.splitlines()) <= 1) == (True, True)
     assert not re.search(UNSAFE, cleaned)
@@ -179,13 +168,13 @@ s:
 """
 
 
-def result(*differences: float, recipe: str = "mtp", stack: str = "s", concurrency: int = 1) -> Result:
+def result(*differences: float, recipe: str = "mtp", stack: str = "s", concurrency: int = 1) -> results.Result:
     """Return a gate's result with these differences of the time per token, one for each block."""
-    cell = CellResult(f"1024/256 c{concurrency}", concurrency, (Series("tpot", True, differences), Series("ttft", False, differences)))
-    return Result("pass", "", Subject("ours", stack=stack), (cell,), (), recipe=recipe, alpha=0.03)
+    cell = results.CellResult(f"1024/256 c{concurrency}", concurrency, (results.Series("tpot", True, differences), results.Series("ttft", False, differences)))
+    return results.Result("pass", "", results.Subject("ours", stack=stack), (cell,), (), recipe=recipe, alpha=0.03)
 
 
-def states(tmp_path: Path, measured: Result) -> list[tuple[str, str, str, bool]]:
+def states(tmp_path: Path, measured: results.Result) -> list[tuple[str, str, str, bool]]:
     (tmp_path / "cherry_picks").mkdir(exist_ok=True)
     (tmp_path / "cherry_picks" / "effects.yaml").write_text(CARRIED)
     return [(check.name, check.state, check.reason, check.required) for check in throughput.effect_checks(measured, tmp_path)]

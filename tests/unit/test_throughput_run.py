@@ -27,17 +27,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.support import processes, refserved
-from tests.support.fake_openai_server import Behaviour, Fault
-from tests.support.thread_load import ThreadLoad
+from tests.support import fake_openai_server, processes, refserved, thread_load
 
 from sparkwright.bench import results
 from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, LoadSpec, Request
-from sparkwright.bench.machine import state_checks
-from sparkwright.bench.machine.monitor import MachineMonitor
-from sparkwright.bench.recipes import preflight
+from sparkwright.bench.machine import monitor, state_checks
+from sparkwright.bench.recipes import preflight, workloads
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import LaunchPlan
@@ -46,15 +42,14 @@ from sparkwright.cli import main, options
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import throughput, throughput_run
-from sparkwright.gates.core import policy
-from sparkwright.gates.core.server_under_test import GateOptions
+from sparkwright.gates.core import policy, server_under_test
 from sparkwright.gates.core.verdict import Check, failed, invalid
 
 GATES = Path(__file__).parents[2] / "ci" / "gates"
 POLICY = strict_yaml.load(GATES / "throughput.yaml", throughput_run.ThroughputPolicy)
 MACHINE = strict_yaml.load(GATES / "machine.yaml", state_checks.MachinePolicy)
-ALONE = WorkloadCell(1024, 1024, 1, 2, primary=("tpot",))
-MANY = WorkloadCell(1024, 1024, 8, 8, primary=("rate",))
+ALONE = workloads.WorkloadCell(1024, 1024, 1, 2, primary=("tpot",))
+MANY = workloads.WorkloadCell(1024, 1024, 8, 8, primary=("rate",))
 
 
 #: Seconds of a decode step, of a first token, of a launch, a measurement and a cool-down.
@@ -102,7 +97,7 @@ class SimulatedServer(Server):
         self.failure, self.reason = "it ended with status -11", "server-died"
 
 
-class SimulatedServers(MachineMonitor):
+class SimulatedServers(monitor.MachineMonitor):
     """
     Servers, load generator and machine in one; *seed* decides every draw.
 
@@ -342,7 +337,7 @@ def test_a_measurement_is_as_long_as_its_own_error_asks_for(spread: float, paire
     that both sides have does not count, and no load takes much longer than it may.
     """
     policy = replace(POLICY, min_blocks=1, max_blocks=1, most_requests=64)
-    cell = WorkloadCell(64, 128, 1, primary=("tpot",))
+    cell = workloads.WorkloadCell(64, 128, 1, primary=("tpot",))
     for kills in ([8], []):
         servers = fragile(now=1000.0) if not kills else fragile(kills[0])
         servers.spec = replace(servers.spec, policy=policy, texts={cell.name: tmp_path} if paired else {})
@@ -487,17 +482,17 @@ def context(place: Path) -> RunContext:
     return options.checkout(main.parse(["bench", *words]))
 
 
-def environment(place: Path, name: str, faults: dict[Fault, int] | None = None) -> Path:
-    return refserved.environment(place.parent / name, Behaviour(faults=faults or {}))
+def environment(place: Path, name: str, faults: dict[fake_openai_server.Fault, int] | None = None) -> Path:
+    return refserved.environment(place.parent / name, fake_openai_server.Behaviour(faults=faults or {}))
 
 
-def question(place: Path, python: Path | None = None, **changes: object) -> GateOptions:
+def question(place: Path, python: Path | None = None, **changes: object) -> server_under_test.GateOptions:
     python, base = python or environment(place, "candidate"), environment(place, "base")
-    return replace(GateOptions(python=python, baseline_python=base, serve=place.parent / "toy", recipe="toy-cpu", workload=CELLS), **changes)
+    return replace(server_under_test.GateOptions(python=python, baseline_python=base, serve=place.parent / "toy", recipe="toy-cpu", workload=CELLS), **changes)
 
 
-def answered(place: Path, asked: GateOptions) -> results.Result:
-    return throughput.Experiment(context(place), asked, policy.load(place), recipes.load(place, asked.recipe), ThreadLoad()).result()
+def answered(place: Path, asked: server_under_test.GateOptions) -> results.Result:
+    return throughput.Experiment(context(place), asked, policy.load(place), recipes.load(place, asked.recipe), thread_load.ThreadLoad()).result()
 
 
 @pytest.mark.parametrize(
@@ -510,7 +505,7 @@ def answered(place: Path, asked: GateOptions) -> results.Result:
     ids=["dies", "prefix-hits", "starts-never"],
 )
 def test_a_candidate_that_is_wrong_never_passes(
-    place: Path, faults: dict[Fault, int], variables: dict[str, str], state: str, reference: str, monkeypatch: pytest.MonkeyPatch
+    place: Path, faults: dict[fake_openai_server.Fault, int], variables: dict[str, str], state: str, reference: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash under load fails the gate; wrong answers, and a server that does not start, make it invalid."""
     monkeypatch.setattr(throughput.Experiment, "_contract", lambda *_: ())

@@ -24,9 +24,7 @@ from sparkwright.cli import main
 from sparkwright.client.environment import MARKER as MARKER_FILE
 from sparkwright.client.environment import PACKS, Marker
 from sparkwright.client.records import WarmPack
-from sparkwright.core.files import sha256_file
-from sparkwright.core.process import CACHES
-from sparkwright.core.store import Store, write_file
+from sparkwright.core import files, process, store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.core.night import Night, NightStep
@@ -55,8 +53,8 @@ def test_a_pack_holds_what_another_machine_needs_and_equal_starts_give_equal_byt
     warm_pack.unpack(archive, pack.unpacked, tmp_path / "out")
     assert sorted(tree(tmp_path / "out")) == sorted((packs.GRAPH, packs.KERNEL, packs.TABLE))
     assert pack.tables == 1
-    os.utime(tmp_path / "cold" / CACHES / packs.KERNEL, (1, 1))
-    (tmp_path / "cold" / CACHES / packs.GRAPH).chmod(0o600)
+    os.utime(tmp_path / "cold" / process.CACHES / packs.KERNEL, (1, 1))
+    (tmp_path / "cold" / process.CACHES / packs.GRAPH).chmod(0o600)
     warm_pack.collect(tmp_path / "cold", tmp_path / "again")
     assert (tmp_path / "again").read_bytes() == archive.read_bytes()
 
@@ -108,14 +106,14 @@ def test_what_a_server_makes_beside_its_pack_is_counted_and_never_reaches_the_pa
     release = tmp_path / "release"
     warm_pack.prepare(release, packed)
     overlay = warm_pack.overlay(release, packed)
-    before = tree(release / CACHES / PACKS)
+    before = tree(release / process.CACHES / PACKS)
     assert warm_pack.additions(overlay) == (0, 0)
     # The graph is written again, and a kernel and a table are new; a lock counts for nothing.
     packs.start(overlay, packs.GRAPH, "triton/CD/new.cubin", ".cache/flashinfer/autotune/v2/y.json", "vllm/b.lock")
     assert warm_pack.additions(overlay) == (2, 1)
     warm_pack.prepare(release, packed)
     assert warm_pack.additions(overlay) == (2, 1)
-    assert tree(release / CACHES / PACKS) == before
+    assert tree(release / process.CACHES / PACKS) == before
 
 
 #: Prepares an overlay and kills itself before its k-th change of the folder; 0 for never.
@@ -170,12 +168,12 @@ def test_servers_that_start_at_once_share_one_whole_overlay(tmp_path: Path, pack
 def test_a_full_disk_leaves_no_half_overlay(tmp_path: Path) -> None:
     """The disk is small from the beginning, or fills while the pack is unpacked."""
     big = packs.start(tmp_path / "cold", "a")
-    (big / CACHES / "a").write_bytes(os.urandom(3 << 20))
+    (big / process.CACHES / "a").write_bytes(os.urandom(3 << 20))
     archive = tmp_path / "x.tar.zst"
     packed = packs.record(archive, warm_pack.collect(big, archive)[0])
     release = tmp_path / "release"
     packs.install(release, archive, packed)
-    warm = release / CACHES / "warm"
+    warm = release / process.CACHES / "warm"
     warm.mkdir()
     code = "import sys; from pathlib import Path; from sparkwright.bench.server import warm_pack as w; w.check_room = lambda *_: None\nw.prepare(Path(sys.argv[1]), *w.installed(Path(sys.argv[1]), 'toy-cpu'))"
     script = f'mount -t tmpfs -o size=2m,mode=700 none "{warm}" && ! "{sys.executable}" -c "$CODE" "{release}" && ls -A "{warm}"'
@@ -188,11 +186,11 @@ def test_a_night_that_passed_leaves_a_pack_for_what_serve_starts(tmp_path: Path)
     """Beside the verdicts; a night without a pass leaves none."""
     environment, model = tmp_path / "prefix" / "releases" / "spark.1", standin.model(tmp_path / "toy")
     python, wheel = standin.environment(environment), wheels.plain(tmp_path, "tiny", "1.0")
-    write_file(environment / MARKER_FILE, msgspec.json.encode(msgspec.structs.replace(MARKER, folder=str(environment))))
-    context = RunContext(Project(ROOT, "2026.11"), Store(tmp_path / "store"), (), tmp_path / "out", offline=True)
+    store.write_file(environment / MARKER_FILE, msgspec.json.encode(msgspec.structs.replace(MARKER, folder=str(environment))))
+    context = RunContext(Project(ROOT, "2026.11"), store.Store(tmp_path / "store"), (), tmp_path / "out", offline=True)
     night = Night(context, GateOptions(wheel=wheel, serve=model, recipe="toy-cpu"), "b" * 64, (python, python))
     assert night.make_pack() is None
-    verdict = Verdict("G3", "kernels", sha256_file(wheel), "c" * 64, (passed("x", "y"),), recipe="toy-cpu")
+    verdict = Verdict("G3", "kernels", files.sha256_file(wheel), "c" * 64, (passed("x", "y"),), recipe="toy-cpu")
     night._steps["G3"] = NightStep("G3", "pass", "", verdict=verdict)
     pack = night.make_pack()
     assert pack
@@ -200,7 +198,7 @@ def test_a_night_that_passed_leaves_a_pack_for_what_serve_starts(tmp_path: Path)
     assert pack.key == warm_pack.pack_key(served.launch, "toy-cpu", model_digest(model), MARKER)
     (record,) = (tmp_path / "out").glob("tiny-1.0-*.toy-cpu.pack.json")
     assert msgspec.json.decode(record.read_bytes(), type=WarmPack) == pack
-    assert sha256_file(record.with_name(pack.name)) == pack.sha256
+    assert files.sha256_file(record.with_name(pack.name)) == pack.sha256
 
 
 
