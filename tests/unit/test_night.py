@@ -27,7 +27,6 @@ from tests.support import (
 )
 from tests.unit.conftest import ROOT, Cli
 
-from sparkwright.audit.wheel import read_subject
 from sparkwright.bench.model import slim
 from sparkwright.bench.recipes import preflight
 from sparkwright.cherry_picks.patch import DeclaredChange
@@ -353,49 +352,43 @@ def test_the_first_plan_is_of_a_spark_and_has_every_step(tonight: Tonight, tmp_p
     assert tonight().estimate(night.ENVIRONMENTS)[0] > 0
 
 
+def judge(made: night.Night, name: str, *checks: Check, recipe: str = RECIPE, finished: bool = True) -> None:
+    """Store a verdict of the gate *name* about the wheel of a night, which has it as a finished step unless another run made it."""
+    subject, served = made._subject, recipe if name in ladder.SERVED else ""
+    verdict = Verdict(name, ladder.GATES[name], subject.sha256, "", checks or (passed("check", ""),), served, model="m" if served else "")
+    ladder.VerdictFile(made._context.store, made._context.output, subject, "2026.11").store(Ladder("2026.11", subject, (verdict,)))
+    if finished:
+        made._finish(night.NightStep(name, verdict.state, "", 60.0, 60.0, verdict))
+
+
 @pytest.mark.parametrize("reason", ["machine-busy", "gpu-shared", "machine-unsteady", "step-unreachable", "disk-full", "program-fault"])
-def test_what_the_machine_spoiled_is_tried_again_also_after_a_kill(reason: str, tonight: Tonight, tmp_path: Path) -> None:
+def test_what_the_machine_spoiled_is_tried_again_also_after_a_kill(reason: str, tonight: Tonight) -> None:
     """A kill leaves a night that has not ended, in which a failure of the wheel is finished."""
-    made, subject = tonight(), read_subject(tmp_path / "tiny-1.0-py3-none-any.whl")
-    file = ladder.VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
+    made = tonight()
     for name, cause in (("G4", "reply-empty"), ("G5", reason)):
-        checks = (passed("legs", ""), invalid("measured", "", cause))
-        verdict = Verdict(name, ladder.GATES[name], subject.sha256, "", checks, RECIPE)
-        file.store(Ladder("2026.11", subject, (verdict,)))
-        made._finish(night.NightStep(name, "invalid", "", 60.0, 60.0, verdict))
+        judge(made, name, passed("legs", ""), invalid("measured", "", cause))
     again = tonight()
     assert [again.estimate(name)[1] == "done" for name in ("G4", "G5")] == [True, False]
 
 
-def test_gates_that_ran_one_by_one_count_together(tonight: Tonight, tmp_path: Path) -> None:
+def test_gates_that_ran_one_by_one_count_together(tonight: Tonight) -> None:
     """The last of them says what publish will say (seen on a GPU: "G0 not asked for", which had passed)."""
-    made, subject = tonight(only=("G8",)), read_subject(tmp_path / "tiny-1.0-py3-none-any.whl")
-    file = ladder.VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
-
-    def finish(name: str, recipe: str) -> Verdict:
-        verdict = Verdict(name, ladder.GATES[name], subject.sha256, "", (passed("check", ""),), recipe, model="m" if recipe else "")
-        file.store(Ladder("2026.11", subject, (verdict,)))
-        return verdict
-
-    for name in ladder.GATES:
-        if name not in ("G6", "G8"):
-            finish(name, RECIPE if name in ladder.SERVED else "")
-    finish("G6", "another-recipe")
-    made._finish(night.NightStep("G8", "pass", "", 60.0, 60.0, finish("G8", RECIPE)))
+    made = tonight(only=("G8",))
+    for name in (name for name in ladder.GATES if name not in ("G6", "G8")):
+        judge(made, name, finished=False)
+    judge(made, "G6", recipe="another-recipe", finished=False)
+    judge(made, "G8")
     assert made.answer == f"Not verified for {RECIPE}: G6 not asked for."
-    finish("G6", RECIPE)
+    judge(made, "G6", finished=False)
     assert made.answer.endswith(f"every gate passed for {RECIPE}.")
     assert [step.name for step in made._done] == [*ladder.GATES]
 
 
-def test_a_night_of_which_only_a_gate_of_the_wheel_is_left_has_a_plan(tonight: Tonight, tmp_path: Path) -> None:
+def test_a_night_of_which_only_a_gate_of_the_wheel_is_left_has_a_plan(tonight: Tonight) -> None:
     """Nothing stops behind a G2 that could not run, so that all others may have passed."""
-    made, subject = tonight(), read_subject(tmp_path / "tiny-1.0-py3-none-any.whl")
-    file = ladder.VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
+    made = tonight()
     for name in ladder.SERVED:
-        verdict = Verdict(name, ladder.GATES[name], subject.sha256, "", (passed("check", ""),), RECIPE, model="m")
-        file.store(Ladder("2026.11", subject, (verdict,)))
-        made._finish(night.NightStep(name, "pass", "", 60.0, 60.0, verdict))
+        judge(made, name)
     plan = {name: source for name, _, _, source in tonight().plan()}
     assert {plan[name] for name in ladder.SERVED} == {"done"}
     assert plan["G2"] != "done"
@@ -404,21 +397,15 @@ def test_a_night_of_which_only_a_gate_of_the_wheel_is_left_has_a_plan(tonight: T
 @pytest.mark.parametrize("change", ["nothing", "ours", "stock", "output", "later", "workload", "texts", "server_user"])
 def test_a_finished_gate_counts_as_long_as_it_is_true(change: str, tonight: Tonight, tmp_path: Path) -> None:
     """Of the same packages on both sides, and with its verdict beside the wheel; a later one of a single gate replaces it."""
-    made, subject = tonight(), read_subject(tmp_path / "tiny-1.0-py3-none-any.whl")
-    checks = passed("replies", "12 of 12"), failed("replies", "11 of 12", "reply-empty")
-    first, later = (Verdict("G4", ladder.GATES["G4"], subject.sha256, "", (check,), RECIPE) for check in checks)
-    file = ladder.VerdictFile(made._context.store, tmp_path / "dist", subject, "2026.11")
-    file.store(Ladder("2026.11", subject, (first,)))
-    made._finish(night.NightStep("G4", "pass", "", 60.0, 60.0, first))
+    made = tonight()
+    judge(made, "G4", passed("replies", "12 of 12"))
     if change in ("ours", "stock"):
         (site,) = (tmp_path / change).glob("lib/python3.*/site-packages")
         (site / "torch-2.14.1.dist-info").mkdir()
         (site / "torch-2.14.1.dist-info" / "METADATA").write_text("Name: torch\nVersion: 2.14.1\n")
     if change == "later":
-        file.store(Ladder("2026.11", subject, (later,)))
+        judge(made, "G4", failed("replies", "11 of 12", "reply-empty"), finished=False)
     (texts := tmp_path / "texts.jsonl").write_text("{}")
-    asked = {"workload": ("rehearsal",), "texts": texts, "server_user": "nobody"}
-    again = tonight(
-        output="other" if change == "output" else "dist", **{name: value for name, value in asked.items() if name == change}
-    )
+    asked = {"workload": ("rehearsal",), "texts": texts, "server_user": "nobody", "output": "other"}
+    again = tonight(**{name: value for name, value in asked.items() if name == change})
     assert (again.estimate("G4")[1] == "done") is (change == "nothing")
