@@ -7,8 +7,6 @@ Fixtures: an isolated environment, the real tools, and the miniature upstreams a
       store/              its downloaded tools are those of the user's cache
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

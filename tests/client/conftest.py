@@ -1,7 +1,5 @@
 """An index that is served, and users of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Attacks on the index, as TUF names them, and an old client that follows a rotation."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 import time

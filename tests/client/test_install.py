@@ -1,7 +1,5 @@
 """Installing, listing, going back, removing and running, also killed, by the command line, with real TUF metadata, wheels, uv and HTTP."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -1,7 +1,5 @@
 """Locks, downloads, folders, disks, wheels and records that are wrong in one way each, and how they are refused without a trace."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

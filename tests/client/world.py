@@ -7,8 +7,6 @@ Real indexes for the client: TUF metadata made by the publisher's own code, real
     user.run("install", "--trust", world.fingerprint)        # the command line, in this process
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import functools
@@ -22,7 +20,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from unittest import mock
 from urllib.parse import unquote
 
@@ -174,7 +172,7 @@ class Outcome(NamedTuple):
 
 
 class _Handler(loopback.FileHandler):
-    def __init__(self, world: World, *arguments: Any) -> None:
+    def __init__(self, world: "World", *arguments: Any) -> None:
         self._world = world
         super().__init__(*arguments, directory=str(world.root))
 
@@ -212,13 +210,13 @@ class World:
         return sha256_bytes((self.root / "metadata" / "1.root.json").read_bytes())
 
     @contextlib.contextmanager
-    def served(self) -> Iterator[World]:
+    def served(self) -> Iterator[Self]:
         """Serve the index for the block."""
         with loopback.Server(functools.partial(_Handler, self)) as server:
             self.url = f"{server.url}/"
             yield self
 
-    def user(self) -> User:
+    def user(self) -> "User":
         """Return a user without anything."""
         self._users += 1
         return User(self, self.folder / "users" / str(self._users))

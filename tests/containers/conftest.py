@@ -5,8 +5,6 @@ Needs root, ``dockerd`` and ``debootstrap``. Where one is missing the tests are 
 ``SPARKWRIGHT_CONTAINERS=required`` says that they were to run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -40,7 +38,7 @@ def missing(what: str) -> NoReturn:
 
 
 @contextlib.contextmanager
-def started(folder: Path) -> Iterator[Engine]:
+def started(folder: Path) -> Iterator["Engine"]:
     """Start and yield an engine that keeps everything in *folder* and touches no network of the machine."""
     if os.getuid() != 0:
         missing("only root may start a container engine")
@@ -87,7 +85,7 @@ class Engine:
 
 
 @pytest.fixture(scope="session")
-def engine() -> Iterator[Engine]:
+def engine() -> Iterator["Engine"]:
     """Return the session's engine; its folder has a short name, because a socket's path has at most 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="spark-"))
     try:

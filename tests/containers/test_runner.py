@@ -4,8 +4,6 @@ A job on a machine that was set up as docs/howto/set-up-a-runner.md says: a Debi
 The script runs as root in that Debian; in the last test systemd starts the unit there.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

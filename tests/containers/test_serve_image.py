@@ -1,7 +1,5 @@
 """The serving image: built by build/serve.Dockerfile from an index on a real engine, and started as people start it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

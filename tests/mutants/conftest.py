@@ -1,7 +1,5 @@
 """The kill matrix: every mutant, the gate that must kill it, and the checks that did."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -4,8 +4,6 @@ G0: wheels that are wrong in one way each, compiled for the test, and the audit 
 What needs no CUDA compiler is wrong in tests/unit/test_audit.py.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path

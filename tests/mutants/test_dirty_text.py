@@ -1,7 +1,5 @@
 """Mutants of servers: one of a hundred answers is dirty under one switch alone, by the real policy."""
 
-from __future__ import annotations
-
 import pytest
 from tests.mutants.conftest import Kill
 from tests.support.dirty_server import BATCH, DRAFTS, ROOT, SWITCHES, rates, record

@@ -4,8 +4,6 @@ Mutants of converters and operators, each wrong in exactly one way.
 A tree of converters is compiled, and dies at G1; a wheel's operator dies at G2.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

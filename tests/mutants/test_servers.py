@@ -3,8 +3,6 @@ Mutants of real servers: each is wrong in one way (tests/server/faulty), and die
 by the questions that it loses, or at G7 under load. Logs and traces with a fault are in tests/unit/test_contract.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple

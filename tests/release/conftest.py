@@ -1,7 +1,5 @@
 """An index with a verified release, its publisher, and the wheels of the next release."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The decision: verified exactly where everything is shown, never better for a worse verdict, no pass without what is behind it, and requests that are refused in seconds."""
 
-from __future__ import annotations
-
 import dataclasses
 import fnmatch
 import functools

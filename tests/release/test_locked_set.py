@@ -1,7 +1,5 @@
 """The matched set: resolved by uv from wheels of ours and one index, locked by hash, and read back as if it were hostile."""
 
-from __future__ import annotations
-
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Pages of releases: what the records say, no more, and no string of a record as markup."""
 
-from __future__ import annotations
-
 import html.parser
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Publishing as a whole: what an index admits, promotion, yank, pruning, and what pip, uv, a TUF client, a stranger's script and clients of earlier days then see."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import shutil

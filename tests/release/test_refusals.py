@@ -1,7 +1,5 @@
 """Publications that are refused, by the command line: each has its reference, and neither the index nor anything beside it changes."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -3,8 +3,6 @@ The index as a TUF repository: what a client reads, who may change it, rotation 
 holds the targets role, with Sigstore's own library and an instance of the test's own.
 """
 
-from __future__ import annotations
-
 import os
 import resource
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a wheel is, from its bytes: everything that it says of itself is compared with everything else, and with what is in it."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from pathlib import Path

@@ -5,8 +5,6 @@ Only the readings of the memory are stand-ins. The argument is a list of servers
 cache, and tokens of the longest request of a model whose ten layers attend to everything, of so many bytes a token.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

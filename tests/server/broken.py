@@ -1,7 +1,5 @@
 """Real servers that a test breaks while they serve: with the plugin of ``faulty/``."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

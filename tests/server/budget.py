@@ -6,8 +6,6 @@ The argument is a list of scenarios: GiB of reserve, and the flag that sets the 
 the path; with the stock one, the reserve has no effect.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

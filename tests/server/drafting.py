@@ -5,8 +5,6 @@ It prints what it found as JSON in its last line. The model that it makes in FOL
 V2, which has the option, wants Triton to serve; so the drafter is loaded as it loads it, and its head is given states of the model's width.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import json

@@ -4,8 +4,6 @@ Load an output layer in FP8 with a scale for 128 rows, on each of some GPUs, and
 Prints, for each pair of a vocabulary and a number of GPUs that the first argument lists, the largest difference; or the error.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from types import SimpleNamespace

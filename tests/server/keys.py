@@ -3,8 +3,6 @@ Print vLLM's key of compiled graphs for each model folder that is named, and for
 counted. Run with the patched package on the path.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

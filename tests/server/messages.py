@@ -5,8 +5,6 @@ The argument is a list of scenarios: which notifications are lost (none; arm: th
 it sent; all), and the seconds before each message. Run with the patched package on the path.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import sys

@@ -5,8 +5,6 @@ Runs in the environment of the tests' servers with a release's Python before its
 (their quantization_config and the names of their parts), and prints for each a list: joined layer, its parts, and the format or the error.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import sys

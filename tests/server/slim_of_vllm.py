@@ -5,8 +5,6 @@ Runs in the environment of the tests' servers with a release's Python before its
 `tests.unit.test_slim`'s model: the format, and the numbers as vLLM's code has them after loading, without a kernel, which wants a GPU.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

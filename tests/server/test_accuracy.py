@@ -1,7 +1,5 @@
 """G6 from end to end: lm-eval asks a real server, and servers that answer nonsense or never, within its limits."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What `serve` admits, vLLM's own checks admit, also after each remedy that is printed; and what it refuses by vLLM's rules, vLLM refuses."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

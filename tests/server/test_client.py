@@ -1,7 +1,5 @@
 """The client and the load generator and the canary with a real server, and the wheel that serves."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable

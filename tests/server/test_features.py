@@ -1,7 +1,5 @@
 """What vLLM's own parsers, structured output, prefix cache and drafts do on a real server, and how G4 judges them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Formats in vLLM: the default stack's loaders hold the numbers of slimmer copies, and mixtures are refused that it would load in another format."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """One night with the real vLLM on the CPU, killed in each step: what was finished stays, and the page has every gate."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

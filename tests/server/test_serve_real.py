@@ -1,7 +1,5 @@
 """`serve` and `health` with the real vLLM, on the CPU: a request answered, an engine that hangs, works and dies, a clean end, and a warm start."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -2,8 +2,6 @@
 Two machines as one server, with the real vLLM on the CPU: two network namespaces of this machine, joined by a virtual cable.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ It runs in the environment of the server that will load it (tokenizers, torch, t
 as in GPT-2's: what a server with NaN logits says is ``!!!!``.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

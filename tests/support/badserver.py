@@ -1,7 +1,5 @@
 """Servers that answer what a test wants, over real connections: the bad thing itself, byte for byte."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -6,8 +6,6 @@ from its logits (prefill, decode, greedy, sampled, prefix cache, drafts), so a t
 logits of some steps makes a server that is wrong in exactly that way.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

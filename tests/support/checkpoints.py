@@ -1,7 +1,5 @@
 """Models of any size: sparse files with true headers, of which no weight is there."""
 
-from __future__ import annotations
-
 import json
 import math
 import struct

@@ -1,7 +1,5 @@
 """Pages as Chromium lays them out."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

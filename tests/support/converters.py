@@ -1,7 +1,5 @@
 """A small source tree whose converters are right, in the forms that real trees have, and the policy that names them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Servers whose answers are dirty in a share of sequences, under one switch alone, and what the rate gate says of them."""
 
-from __future__ import annotations
-
 import random
 import threading
 import time

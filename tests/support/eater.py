@@ -5,8 +5,6 @@ A stand-in for a server that takes memory: of a file that stands for ``/proc/mem
 it takes pages of this machine. It starts the guard as `serve` does, and then a child takes the memory, as vLLM's engine does.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """A GPU of the tests: a driver's script that answers as told, and torch on NumPy (`fake_torch`)."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ An OpenAI-compatible server in a process of its own, with faults.
 It answers as vLLM does: completions, streamed or whole, token ids, usage, counters, tokenizer. One thread serves each connection.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

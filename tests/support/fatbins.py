@@ -6,8 +6,6 @@ Shared libraries with device code, written as nvcc 13.0 writes them but without 
 Each list is a fatbin, as of one translation unit. The kernels hold no instructions.
 """
 
-from __future__ import annotations
-
 import re
 import struct
 import subprocess

@@ -1,7 +1,5 @@
 """Compare folders with what they were, by name and content."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from sparkwright.core.files import sha256_file

@@ -1,7 +1,5 @@
 """An upstream host: git's own server of bare repositories, over HTTP on loopback."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

@@ -5,8 +5,6 @@ A command that is to fail names the reference after an arrow: ``$ sparkwright â€
 ``OWNER/NAME``) stand for what the test has; nothing else of a command is changed.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The installers of others, pip and uv, in an environment of the test."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

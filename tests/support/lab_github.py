@@ -1,7 +1,5 @@
 """GitHub's API as far as a runner and the check of its settings need it: settings, workflow files, and configurations for one job."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json

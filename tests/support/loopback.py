@@ -1,7 +1,5 @@
 """What the fake hosts share: JSON answers, pages, routes, static files, and servers on loopback that answer until a block ends."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import http.server

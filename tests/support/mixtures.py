@@ -5,8 +5,6 @@ A mixture states how each part of one hybrid layer is stored, and what its confi
 checkpoints; a name stands below the model's root.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A hub of models on loopback: its statements and files, and byte ranges of them, as the real one answers; and how hubs fail."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A shell that may mount file systems of its own: as root in a mount namespace, else in a user namespace."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

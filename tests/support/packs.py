@@ -1,7 +1,5 @@
 """Warm packs for tests: the files that a start leaves, and packs of them."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from pathlib import Path

@@ -6,8 +6,6 @@ that was started with ``nohup … &`` by a script, by cron or by many CI systems
 sends is then heard only by a program that was started with `heard` as its ``preexec_fn``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

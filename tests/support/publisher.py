@@ -5,8 +5,6 @@ A publisher with keys and an index in one folder: the repository's own policy an
         owner.publish(wheels.release(tmp_path / "dist"))
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path

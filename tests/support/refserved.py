@@ -4,8 +4,6 @@ Environments whose ``vllm serve`` is the reference server: an A/B of known truth
 The real vLLM is asked in `tests/server`; here a launch takes a second, and the server has exactly the fault that a test is about.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import sysconfig

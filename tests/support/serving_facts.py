@@ -1,7 +1,5 @@
 """The facts of a Spark that lacks nothing to serve, as `doctor` gathers them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from sparkwright.builder.host_info import GpuInfo

@@ -4,8 +4,6 @@ A Sigstore of its own on loopback: an authority that certifies identities, the l
 The real library signs with it and verifies against its trusted root. Its keys are made for each world, so two worlds distrust each other.
 """
 
-from __future__ import annotations
-
 import base64
 import datetime
 import hashlib

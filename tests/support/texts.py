@@ -1,7 +1,5 @@
 """A file of sixty numbered lines, and its edited versions."""
 
-from __future__ import annotations
-
 TEXT = "".join(f"line {number}\n" for number in range(1, 61)).encode()
 
 

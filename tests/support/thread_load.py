@@ -1,7 +1,5 @@
 """A load generator for tests that need no true times, of servers whose answers end: a thread for each request of a closed loop."""
 
-from __future__ import annotations
-
 import random
 import time
 from concurrent.futures import ThreadPoolExecutor

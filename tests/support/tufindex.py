@@ -6,8 +6,6 @@ Small indexes made by the publisher's own code, and the client that reads them o
         tufindex.read(url, tmp_path / "client", root)
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.support import loopback

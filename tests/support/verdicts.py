@@ -10,8 +10,6 @@ The checks are those that the gates declare, in the names that the repository's 
 has no say in them.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import itertools

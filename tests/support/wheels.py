@@ -8,8 +8,6 @@ Small real wheels of ours, and the verdicts of gates about them.
 They have METADATA, WHEEL, RECORD, a build record and an SBOM as a build writes them, but no machine code. Figures in verdicts are made up.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import platform

@@ -4,8 +4,6 @@ Expressions of workflows, evaluated as GitHub does.
 The language is that of https://docs.github.com/actions/reference/evaluate-expressions-in-workflows-and-actions.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ The text of docs/reference/errors.md, made from the error classes themselves.
 ``python tests/unit/errors_page.py`` writes it; `test_repository` fails while it is out of date.
 """
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import pkgutil

@@ -4,8 +4,6 @@ The text of docs/reference/files.md, made from the records that read and write t
 ``python tests/unit/files_page.py`` writes it; `test_repository` fails while it is out of date.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Iterator

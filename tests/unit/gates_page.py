@@ -4,8 +4,6 @@ The text of docs/reference/gates.md and docs/reference/verdict.schema.json, made
 ``python tests/unit/gates_page.py`` writes both; tests fail while one is out of date.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 from collections.abc import Iterable

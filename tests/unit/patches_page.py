@@ -5,8 +5,6 @@ The tables of what the stacks carry: cherry_picks/README.md, and that of the def
 out of date.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """G6 without lm-eval: its verdicts on answers, how often they are wrong, and refused baselines, files and policies."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The canary: recorded by the gate, kept with the release, and asked of servers that are sound or wrong behind a green /health."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

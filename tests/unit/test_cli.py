@@ -1,7 +1,5 @@
 """The command line as people and programs meet it: exit codes, one JSON document, and lazy imports."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The client against servers that are wrong in every way a server can be: each is refused with its reason, in time, in little memory."""
 
-from __future__ import annotations
-
 import math
 import resource
 import time

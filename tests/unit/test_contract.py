@@ -1,7 +1,5 @@
 """G3 on logs and traces: sound ones, and the same with one thing changed."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import json

@@ -1,7 +1,5 @@
 """The entrypoint of the serving image: what each command makes of arguments and variables, and who gets the signals."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Files and text from outside are hostile: reading ends, with the content or a refusal that names the place; nothing leaves its folder."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """G4: its policy, its pure checks, and whole runs on servers of a small model that are sound or wrong in one way."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """The guard of a server: it ends the server and all that came of it in time, and costs nothing else; a guard that is killed is missed."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Requests and downloads from servers that misbehave byte for byte: every request ends in time, and nothing leaks."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import random

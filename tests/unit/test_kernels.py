@@ -1,7 +1,5 @@
 """G1 on a small tree and G2 without a GPU: the arithmetic that they compare with, and converters, trees, operators and drivers that are wrong or gone."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """Verdicts and the ladder: how states combine, where it stops, and what its files promise; and ``sparkwright gate``, as people and programs meet it: what was not named did not run, failures stop it, and verdicts are kept."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json

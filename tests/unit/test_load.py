@@ -1,7 +1,5 @@
 """The load generator: the adapter to vllm-rs, its origin, files of real prompts, and the quick look."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """G5 against servers of a small model of bytes, sound and wrong in one way each, and its recorded references."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path

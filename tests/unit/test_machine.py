@@ -1,7 +1,5 @@
 """The machine: the reasons against measuring on it, the probe, the monitor and the watchdog, and what `doctor` makes of its facts."""
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

@@ -1,7 +1,5 @@
 """The memory of a server: what this machine has, what is refused, and that every remedy that is printed is admitted, here and by vLLM's rule."""
 
-from __future__ import annotations
-
 import math
 import re
 from pathlib import Path

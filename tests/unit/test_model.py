@@ -1,7 +1,5 @@
 """A model by its files: headers, sound and hostile, from a folder or a hub; the audit of its modules, mixtures of formats, and the speed that follows."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

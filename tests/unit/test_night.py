@@ -1,7 +1,5 @@
 """The night of `gate --recipe`: what lacks is named first, the plan has every step, time that is spent is said, a kill costs the step alone, only what is still true is finished, and the page answers first."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """Programs that are run: a whole log, the last lines in the error, nothing left running, and the words by which outcomes are decided."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Recipes, workloads, preflight and known traps: the reviewed files, launches for each release, and refusals."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import textwrap

@@ -1,7 +1,5 @@
 """The script that runs a rehearsal on a GPU host: what it unpacks, begins, repeats and ends, while its parts arrive."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

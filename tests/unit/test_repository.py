@@ -1,7 +1,5 @@
 """What holds for the repository as a whole: its layers, its pages, and what must not stand in it."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """Ways in for strangers: the settings of the lab's repository, and the machine that takes its jobs."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import subprocess

@@ -1,7 +1,5 @@
 """`model check`: what vLLM chooses, asked in a child; here with a script in the place of vLLM, which `ci/bench/oracle.py` runs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -6,8 +6,6 @@ The programs that are started here stand in for vLLM in one thing alone: how the
 in ``tests/server``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

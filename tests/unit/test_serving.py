@@ -1,7 +1,5 @@
 """What `serve` starts, and what it refuses before: a recipe, a plain model and a container by the same rules; also without a checkout."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Slimmer copies of models: every number the nearest, nothing else touched, and nothing half-written taken for whole."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """G7: the requests, what is watched, and the checks of a soak."""
 
-from __future__ import annotations
-
 import math
 import os
 import random

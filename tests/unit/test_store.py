@@ -1,7 +1,5 @@
 """The cache directory: results and git trees, whole or not there whatever kills the writer, and nobody's configuration."""
 
-from __future__ import annotations
-
 import random
 import re
 import subprocess

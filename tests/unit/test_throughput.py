@@ -1,7 +1,5 @@
 """The decision of a throughput gate: its error rates and messages, its report, and the gains of patches that it looks for."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import re

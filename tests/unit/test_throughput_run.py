@@ -6,8 +6,6 @@ In the first part servers, load generator and machine are simulated with known n
 launches, the validity of measurements, the journal and the decision are the real ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import functools

@@ -1,7 +1,5 @@
 """Starts: what each part took, and warm packs, which are made of a start, refused unless signed for this machine, and given as a copy."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

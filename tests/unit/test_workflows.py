@@ -1,7 +1,5 @@
 """What the workflows promise, held against their files: who can start what where, with which rights, and what their steps run."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

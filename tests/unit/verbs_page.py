@@ -4,8 +4,6 @@ The text of docs/reference/commands.md, made from the command line itself.
 ``python tests/unit/verbs_page.py`` writes it; `test_repository` fails while it is out of date.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
