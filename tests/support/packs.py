@@ -1,12 +1,11 @@
 """Warm packs for tests: the files that a start leaves, and packs of them."""
 
-import io
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import zstandard
+from tests.support import tars
 
 from sparkwright.bench.server import warm_pack
 from sparkwright.client.environment import PACKS
@@ -52,20 +51,7 @@ def install(environment: Path, archive: Path, pack: WarmPack) -> WarmPack:
     return pack
 
 
-def archive(path: Path, *members: tuple[tarfile.TarInfo, bytes], more: bytes = b"") -> Path:
-    """Write an archive of any *members*, with *more* bytes behind them."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
-        for info, data in members:
-            info.size = info.size or len(data)
-            tar.addfile(info, io.BytesIO(data))
-    path.write_bytes(zstandard.ZstdCompressor().compress(stream.getvalue() + more))
+def archive(path: Path, *members: tars.Member) -> Path:
+    """Write an archive of any *members*."""
+    path.write_bytes(zstandard.ZstdCompressor().compress(tars.packed(*members)))
     return path
-
-
-def member(name: str, **fields: Any) -> tarfile.TarInfo:
-    """Return a header."""
-    info = tarfile.TarInfo(name)
-    for field, value in fields.items():
-        setattr(info, field, value)
-    return info

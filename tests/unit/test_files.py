@@ -1,7 +1,6 @@
 """Files and text from outside are hostile: reading ends, with the content or a refusal that names the place; nothing leaves its folder."""
 
 import gzip
-import io
 import json
 import os
 import random
@@ -20,6 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
+from tests.support import tars
 from tests.unit.conftest import Repository
 
 from sparkwright.core import errors, files, git, strict_yaml
@@ -145,25 +145,9 @@ def test_json_is_read_strictly(tmp_path: Path, data: bytes) -> None:
 # Archives.
 
 
-def entry(name: str, data: bytes = b"", kind: bytes = tarfile.REGTYPE, link: str = "", mode: int = 0o644) -> tuple[tarfile.TarInfo, bytes]:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname, info.mode, info.size = kind, link, mode, len(data)
-    return info, data
-
-
-def link(path: str, target: str) -> tuple[tarfile.TarInfo, bytes]:
-    info, data = entry(path, kind=tarfile.SYMTYPE, link=target)
-    info.pax_headers = {"linkpath": target} if "\udcff" not in target else {}
-    return info, data
-
-
-def packed(*entries: tuple[tarfile.TarInfo, bytes]) -> bytes:
-    """Return an uncompressed tar of *entries*, written without any check of ours or of tarfile's."""
-    spool = io.BytesIO()
-    with tarfile.open(fileobj=spool, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for info, data in entries:
-            tar.addfile(info, io.BytesIO(data))
-    return spool.getvalue()
+def link(path: str, target: str) -> tars.Member:
+    headers = {"linkpath": target} if "\udcff" not in target else {}
+    return tars.member(path, type=tarfile.SYMTYPE, linkname=target, pax_headers=headers)
 
 
 def members(folder: Path, tar: bytes) -> list[tuple[str, str, bytes]]:
@@ -172,10 +156,10 @@ def members(folder: Path, tar: bytes) -> list[tuple[str, str, bytes]]:
     return list(package_index.sdist_members(path))
 
 
-def unsafe(folder: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> str:
+def unsafe(folder: Path, *entries: tars.Member) -> str:
     """Return everything that is said when a tar of *entries* is refused."""
     with refusal("archive-unsafe") as caught:
-        members(folder, packed(*entries))
+        members(folder, tars.packed(*entries))
     assert "mini-1.tar.gz" in caught.value.what
     return "\n".join([caught.value.what, *caught.value.details])
 
@@ -229,18 +213,18 @@ LINKS = [
     [
         *(("a link that leaves its folder", [link(*paths)]) for paths in LINKS),
         *(
-            ("no file, folder or symbolic link", [entry("m/x", kind=kind, link="m/y")])
+            ("no file, folder or symbolic link", [tars.member("m/x", type=kind, linkname="m/y")])
             for kind in (tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
         ),
-        ("the same path twice", [entry("m/a", b"1"), entry("m/a", b"2")]),
-        ("the same path twice", [link("m/a", "b"), entry("m/a/x", b"2")]),
-        ("the same path twice", [entry("m/a/x", b"1"), link("m/a", "b")]),
-        ("the same path twice", [entry("m/a", b"1"), entry("m/a/b/c", b"2")]),
-        ("more than one top folder", [entry("m/a"), entry("n/a")]),
+        ("the same path twice", [tars.member("m/a", b"1"), tars.member("m/a", b"2")]),
+        ("the same path twice", [link("m/a", "b"), tars.member("m/a/x", b"2")]),
+        ("the same path twice", [tars.member("m/a/x", b"1"), link("m/a", "b")]),
+        ("the same path twice", [tars.member("m/a", b"1"), tars.member("m/a/b/c", b"2")]),
+        ("more than one top folder", [tars.member("m/a"), tars.member("n/a")]),
     ],
 )
 def test_members_that_could_leave_or_replace_something_are_refused(
-    tmp_path: Path, said: str, entries: list[tuple[tarfile.TarInfo, bytes]]
+    tmp_path: Path, said: str, entries: list[tars.Member]
 ) -> None:
     """Links out of the folder, what is no file (hard links, devices, pipes), members on or below another one, a second top folder."""
     assert said in unsafe(tmp_path, *entries)
@@ -250,7 +234,7 @@ def test_members_that_could_leave_or_replace_something_are_refused(
 def test_what_is_larger_than_any_source_is_unsafe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(package_index, limit, 1)
 
-    assert "larger than any source" in unsafe(tmp_path, entry("m/a", b"1"), entry("m/b", b"2"))
+    assert "larger than any source" in unsafe(tmp_path, tars.member("m/a", b"1"), tars.member("m/b", b"2"))
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_SPARSE, tarfile.REGTYPE])
@@ -326,12 +310,12 @@ AWKWARD = {
 
 def test_a_stored_archive_is_the_tree_of_its_files(tmp_path: Path, repository: Repository) -> None:
     """Members give the same tree id as `git add` of the unpacked folder, links and executable files included."""
-    entries = [entry(f"m/{name}", data, mode=0o755 if name == "empty" else 0o644) for name, data in AWKWARD.items()]
+    entries = [tars.member(f"m/{name}", data, mode=0o755 if name == "empty" else 0o644) for name, data in AWKWARD.items()]
     entries.append(link("m/sub/link", "../crlf.txt"))
-    stored = git.Objects(tmp_path / "objects.git").store_files(members(tmp_path, packed(*entries)))
+    stored = git.Objects(tmp_path / "objects.git").store_files(members(tmp_path, tars.packed(*entries)))
 
     (tmp_path / "unpacked").mkdir()
-    subprocess.run(["tar", "-x", "-C", str(tmp_path / "unpacked")], input=packed(*entries), check=True)
+    subprocess.run(["tar", "-x", "-C", str(tmp_path / "unpacked")], input=tars.packed(*entries), check=True)
     for path in sorted((tmp_path / "unpacked" / "m").iterdir()):
         path.rename(repository.path / path.name)
     # git must be told to take bytes as they are; .gitattributes asks for the contrary.

@@ -78,10 +78,10 @@ def test_imports_run_one_way() -> None:
     assert not found
 
 
-def test_only_the_console_writes_to_the_standard_streams() -> None:
-    streams = re.compile(r"\bsys\.std(out|err)\b")
-    users = [name_of(path) for path in MODULES if streams.search(path.read_text("utf-8"))]
-    assert users == ["ci/sparkwright/core/console.py"]
+@pytest.mark.parametrize(("words", "users"), [(r"\bsys\.std(out|err)\b", ["ci/sparkwright/core/console.py"]), ("preexec_fn=", [])], ids=["streams", "forks"])
+def test_only_the_console_writes_to_the_standard_streams_and_no_module_forks_through_python(words: str, users: list[str]) -> None:
+    """``preexec_fn`` runs handlers of ours around the fork, and loses a Ctrl-C with its lock; `process.wrap_with_limits` does its work."""
+    assert [name_of(path) for path in MODULES if re.search(words, path.read_text("utf-8"))] == users
 
 
 def test_build_holds_reviewed_inputs_only() -> None:
@@ -172,11 +172,6 @@ def test_readme_begins_with_the_two_commands() -> None:
     assert "nox -s tests" in (ROOT / ".ci" / "run").read_text("utf-8")
 
 
-def test_no_module_forks_through_python() -> None:
-    """``preexec_fn`` runs handlers of ours around the fork, and loses a Ctrl-C with its lock; `process.wrap_with_limits` does its work."""
-    assert [name_of(path) for path in MODULES if "preexec_fn=" in path.read_text("utf-8")] == []
-
-
 # docs/failures.md is short, docs/seed-systems.md has a state for every system, and neither names what the program does not have.
 
 FAILURES, SYSTEMS = ((ROOT / "docs" / name).read_text("utf-8") for name in ("failures.md", "seed-systems.md"))
@@ -204,12 +199,9 @@ def test_each_failure_names_a_check_of_the_command_or_gate_that_has_it() -> None
             owners = [gates_page.reasons(gate).keys() | server_under_test.REASONS for gate in gates] or [command_references()]
             wrong += [(part, name) for name in REFERENCE.findall(part) if not all(name in owner for owner in owners)]
     assert wrong == []
-
-
-def test_every_reference_of_the_pages_exists() -> None:
     known = command_references().union(server_under_test.REASONS, *map(gates_page.reasons, ladder.GATES))
-    assert set(REFERENCE.findall(FAILURES)) <= known
-    assert set(re.findall(r"`([a-z]+-(?:refused|unpinned|headless|b12x|slower))`", SYSTEMS)) <= known
+    named = re.findall(r"`([a-z]+-(?:refused|unpinned|headless|b12x|slower))`", SYSTEMS)
+    assert {*REFERENCE.findall(FAILURES), *named} <= known
     assert len(FAILURES.split()) <= 600
 
 

@@ -567,13 +567,6 @@ def test_bench_serves_a_model_or_asks_a_server(words: list[str]) -> None:
         arguments.run(arguments)
 
 
-def test_policy_without_a_warm_up_is_refused(place: Path) -> None:
-    """Every measurement was usage-mismatch, by the one token of the generator's own trial."""
-    refserved.edit(place / "ci" / "gates" / "throughput.yaml", warmups=0)
-    with refusal("file-invalid"):
-        policy.load(place)
-
-
 def test_cell_of_real_prompts_without_their_file_is_refused_and_a_file_that_no_cell_reads(place: Path) -> None:
     with refusal("usage", match="file of prompts"):
         answered(place, question(place, workload=("sharegpt",)))

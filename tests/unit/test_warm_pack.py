@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.refusals import refusal
-from tests.support import mounts, packs, standin, wheels
+from tests.support import mounts, packs, standin, tars, wheels
 
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.server import start_parts, warm_pack
@@ -60,16 +60,16 @@ def test_a_pack_holds_what_another_machine_needs_and_equal_starts_give_equal_byt
 @pytest.mark.parametrize(
     "members",
     [
-        [(packs.member("../out"), b"x" * 8)],
-        [(packs.member("/etc/out"), b"x" * 8)],
-        [(packs.member("a", type=tarfile.SYMTYPE, linkname="/etc/passwd"), b"")],
-        [(packs.member("a", type=tarfile.LNKTYPE, linkname="b"), b"")],
-        [(packs.member("a", type=tarfile.CHRTYPE), b"")],
-        [(packs.member("a"), b"x" * 4), (packs.member("a"), b"x" * 4)],
-        [(packs.member("a"), b"x" * 4), (packs.member("a/b"), b"x" * 4)],
-        [(packs.member("a"), b"x" * 9)],
-        [(packs.member("a"), b"x" * 7)],
-        [(packs.member("a", type=tarfile.XHDTYPE), b"9" * (2 << 20)), (packs.member("a"), b"x" * 8)],
+        [tars.member("../out", b"x" * 8)],
+        [tars.member("/etc/out", b"x" * 8)],
+        [tars.member("a", type=tarfile.SYMTYPE, linkname="/etc/passwd")],
+        [tars.member("a", type=tarfile.LNKTYPE, linkname="b")],
+        [tars.member("a", type=tarfile.CHRTYPE)],
+        [tars.member("a", b"x" * 4), tars.member("a", b"x" * 4)],
+        [tars.member("a", b"x" * 4), tars.member("a/b", b"x" * 4)],
+        [tars.member("a", b"x" * 9)],
+        [tars.member("a", b"x" * 7)],
+        [tars.member("a", b"9" * (2 << 20), type=tarfile.XHDTYPE), tars.member("a", b"x" * 8)],
     ],
     ids=["climbs", "absolute", "link", "hard link", "device", "twice", "file as folder", "larger", "smaller", "endless header"],
 )
@@ -83,8 +83,7 @@ def test_an_archive_of_anything_but_the_stated_files_is_refused(tmp_path: Path, 
 
 def test_a_bomb_ends_at_the_stated_size(tmp_path: Path) -> None:
     """4 GiB in 130 kB: the file before it is written, and nothing of what is too large."""
-    small = packs.member("a"), b"x" * 8
-    archive = packs.archive(tmp_path / "bomb", small, (packs.member("b"), b"\0" * (1 << 28)))
+    archive = packs.archive(tmp_path / "bomb", tars.member("a", b"x" * 8), tars.member("b", b"\0" * (1 << 28)))
     with pytest.raises(warm_pack.PackInvalid):
         warm_pack.unpack(archive, 64, tmp_path / "out")
     assert tree(tmp_path / "out") == {"a": b"x" * 8}
