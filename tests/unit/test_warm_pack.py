@@ -274,19 +274,21 @@ def test_the_start_of_a_server_is_explained_when_it_answers_and_its_words_pass(m
 
 
 def test_a_start_names_what_its_pack_did_not_hold(machine: Machine, tmp_path: Path) -> None:
-    machine.python = standin.environment(tmp_path / "release")
-    marker = msgspec.structs.replace(MARKER, folder=str(tmp_path / "release"))
-    write_file(tmp_path / "release" / MARKER_FILE, msgspec.json.encode(marker))
+    release = tmp_path / "releases" / "spark.1"
+    machine.python = standin.environment(release)
+    marker = msgspec.structs.replace(MARKER, folder=str(release))
+    write_file(release / MARKER_FILE, msgspec.json.encode(marker))
     plan = launch.plan(ServeRequest(recipe="toy-cpu", model=str(machine.model), floor=0.0), machine.python, ROOT).launch
     archive = tmp_path / "toy.pack.tar.zst"
     size, _ = warm_pack.collect(packs.start(tmp_path / "cold", packs.KERNEL), archive)
     key = warm_pack.pack_key(plan, "toy-cpu", model_digest(machine.model), marker)
-    packs.install(tmp_path / "release", archive, packs.record(archive, size, key=key))
+    packs.install(release, archive, packs.record(archive, size, key=key))
     child = machine.start("toy-cpu", "--explain-start")
     machine.until_healthy()
     child.send_signal(signal.SIGTERM)
     # The graph, which the stand-in writes where it finds none.
-    assert f"with the warm pack: 1 compiled, 0 tuned\n  {packs.GRAPH}" in child.communicate(timeout=60)[0]
+    printed, warnings = child.communicate(timeout=60)
+    assert f"with the warm pack: 1 compiled, 0 tuned\n  {packs.GRAPH}" in printed, warnings
 
 
 def test_a_stored_log_is_explained_as_a_table_and_as_a_document(machine: Machine) -> None:
