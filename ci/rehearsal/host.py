@@ -11,7 +11,9 @@ Run a rehearsal on a GPU host without a network, while the parts that `pack.py` 
                                 ended, or one failed, with the end of its log
     host.py show NAME [LINES]   show the end of a log: of a step, or of a job of the setup
     host.py fill GIB            use so much memory once: that of some machines grows only with use
-    host.py collect FOLDER      write the results into at most seven files of 15 MiB, and a table
+    host.py collect FOLDER [GLOB…]
+                                write the results, or files below the root, into at most seven
+                                files of 15 MiB, and a table
 
 A step is a command of 2026.11.yaml; with ``!`` behind its name it ignores that it is to be alone.
 Everything lies below REHEARSAL (default: ~/rehearsal): ``root`` is what the steps see. Each GPU in
@@ -692,9 +694,9 @@ def fill(gibibytes: int) -> None:
         held.append((block, view))
 
 
-def collect(out: Path, most: int = 7, size: int = 15 << 20) -> None:
-    """Write the results: evidence whole, logs cut so far that all of it fits."""
-    paths = {path for glob in EVIDENCE for path in ROOT.glob(glob)} | {*STATE.glob("*")}
+def collect(out: Path, globs: Sequence[str], most: int = 7, size: int = 15 << 20) -> None:
+    """Write the results: evidence, or what *globs* name, whole, logs cut so far that all fits."""
+    paths = {path for glob in globs or EVIDENCE for path in ROOT.glob(glob)} | {*STATE.glob("*")}
     packed = {path.relative_to(ROOT / "store") for path in (ROOT / "store").rglob("*")}
     data, limit = b"", 0
     for limit in (1_500_000, 400_000, 100_000, 30_000):
@@ -708,7 +710,7 @@ def collect(out: Path, most: int = 7, size: int = 15 << 20) -> None:
                 if inside[1] == "stores" and Path(*inside[3:]) in packed:
                     continue
                 log = path.suffix in (".log", ".txt", "")
-                content = shortened(path, limit if log else 12 << 20)
+                content = shortened(path, limit if log else (64 if globs else 12) << 20)
                 info = tarfile.TarInfo(str(path.relative_to(BASE)))
                 info.size, info.mtime = len(content), int(path.stat().st_mtime)
                 archive.addfile(info, io.BytesIO(content))
@@ -750,8 +752,8 @@ def main() -> int:
             show(name, int(lines[0]) if lines else 60)
         case ["fill", gibibytes]:
             fill(int(gibibytes))
-        case ["collect", folder]:
-            collect(Path(folder))
+        case ["collect", folder, *globs]:
+            collect(Path(folder), globs)
         case ["supervisor"]:
             supervisor()
         case ["job", name]:

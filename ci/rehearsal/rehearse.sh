@@ -51,11 +51,22 @@ case $step in
     python tool -P "$root/program/ci/bench/effects.py" "$name" --ours "$environments/candidate/bin/python" --stock "$environments/stock/bin/python" \
       --wheel "$candidate" --baseline "$stock" --model "$root/models/$model" --cache-dir "$store" --output "$root/effects" "${@:5}" ;;
   warm)
-    # NAME: a label. What a warm pack saves a server of MODEL, by ci/bench/warm_pack.py. WORDS: its options
+    # NAME: a label. What a warm pack saves a server of MODEL, by ci/bench/warm_pack.py. WORDS: its options.
+    # A folder warm/NAME beside the kit's script holds the pack of another machine, from which it is started once.
     rm -rf "$root/warm/$name"
     mkdir -p "$root/warm"
+    chmod -R a+rX "$root/models/$model"
+    options=(--variable VLLM_USE_FLASHINFER_SAMPLER=0 --flag=--max-model-len=4096 --flag=--max-num-seqs=16 --flag=--gpu-memory-utilization=0.4)
+    if [ "$(id -u)" = 0 ]; then
+      id -u rehearsal >&2 || useradd --create-home rehearsal
+      setpriv --reuid=rehearsal --regid=rehearsal --init-groups "$environments/candidate/bin/python" -P -c \
+        'from importlib.util import find_spec; assert find_spec("torch") and find_spec("vllm")' ||
+        { echo "another user cannot use $root: set REHEARSAL to a folder that it may enter, or chmod o+x those above" >&2; exit 1; }
+      options+=(--user rehearsal)
+    fi
+    [ ! -e "$root/../kit/warm/$name" ] || options+=(--pack "$root/../kit/warm/$name")
     python tool -P "$root/program/ci/bench/warm_pack.py" --python "$environments/candidate/bin/python" --model "$root/models/$model" \
-      --output "$root/warm/$name" --variable VLLM_USE_FLASHINFER_SAMPLER=0 --flag=--max-model-len=4096 --flag=--gpu-memory-utilization=0.4 "${@:5}" ;;
+      --output "$root/warm/$name" --store "$root/store" "${options[@]}" "${@:5}" ;;
   predict)
     # NAME…: models, whose predicted speeds are compared with measured ones
     export VLLM_USE_FLASHINFER_SAMPLER=0

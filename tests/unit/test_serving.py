@@ -738,11 +738,13 @@ def test_memory_for_tuning_is_that_of_the_release_that_serves(
 
 
 def test_a_server_starts_from_its_pack_and_needs_no_memory_for_tuning(world: World) -> None:
+    world.edit("toy-cpu", versions=[{"vllm": ">=0.20", "flags": ["--moe-backend=flashinfer_b12x"]}])
     world.install()
-    before = world.plan("toy-cpu", machine=DESKTOP)
+    before = world.plan("toy-cpu", machine=SPARK, flags=(PINNED,))
+    assert before.memory.autotune == AUTOTUNE
     pack = pack_of(world, before, world.folder / "own")
     # Its memory and its address are no part of the key.
-    plan = world.plan("toy-cpu", machine=DESKTOP, floor=1.0, port=9000)
+    plan = world.plan("toy-cpu", machine=SPARK, flags=(PINNED,), floor=1.0, port=9000)
     assert plan.warm == warm_pack.overlay(world.environment.resolve(), pack)
     assert plan.launch.environment()["VLLM_CACHE_ROOT"].startswith(str(plan.warm))
     assert (plan.warm / process.CACHES / packs.GRAPH).exists()
@@ -756,10 +758,11 @@ def test_a_server_starts_from_its_pack_and_needs_no_memory_for_tuning(world: Wor
         ({"driver": "1.2"}, {}, "the warm pack is not used: driver: 1.2, here "),
         ({"gpu": "NVIDIA GB10 (SM 12.1)"}, {}, "the warm pack is not used: gpu: NVIDIA GB10 (SM 12.1), here "),
         ({"model": "e" * 64}, {}, f"the warm pack is not used: model: {'e' * 64}, here "),
+        ({"wheels": {"vllm": "b" * 64}}, {}, "the warm pack is not used: wheel of vllm"),
         ({}, {"flags": ("--seed=3",)}, "the warm pack is not used: here: --seed=3"),
         ({}, {"variables": {"VLLM_CACHE_ROOT": "/elsewhere"}}, "the warm pack is not used, as caches are elsewhere: VLLM_CACHE_ROOT"),
     ],
-    ids=["driver", "gpu", "model", "flag", "root"],
+    ids=["driver", "gpu", "model", "wheel", "flag", "root"],
 )
 def test_a_pack_of_another_machine_or_command_is_left_and_the_part_is_named(
     world: World, changes: dict[str, str], values: dict[str, Any], said: str
@@ -770,6 +773,19 @@ def test_a_pack_of_another_machine_or_command_is_left_and_the_part_is_named(
     assert plan.warm is None
     assert [text for text in plan.warnings if said in text]
     assert not (world.environment / process.CACHES / "warm").exists()
+
+
+def test_a_pack_with_a_changed_byte_is_not_unpacked(world: World) -> None:
+    world.install()
+    pack = pack_of(world, world.plan("toy-cpu", machine=DESKTOP), world.folder / "own")
+    file = world.environment / process.CACHES / client.PACKS / pack.sha256
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    plan = world.plan("toy-cpu", machine=DESKTOP)
+    assert plan.warm is None
+    assert "the warm pack is not used: its file is missing, or is not the one that was signed" in plan.warnings
+    assert not [path for path in (world.environment / process.CACHES / "warm").iterdir() if path.name != ".lock"]
 
 
 def test_a_pack_that_the_release_offers_is_named_in_a_line_and_not_fetched(world: World) -> None:

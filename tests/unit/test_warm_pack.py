@@ -104,12 +104,12 @@ def test_what_a_server_makes_beside_its_pack_is_counted_and_never_reaches_the_pa
     warm_pack.prepare(release, packed)
     overlay = warm_pack.overlay(release, packed)
     before = tree(release / process.CACHES / PACKS)
-    assert warm_pack.additions(overlay) == (0, 0)
+    assert warm_pack.additions(overlay) == ([], [])
     # The graph is written again, and a kernel and a table are new; a lock counts for nothing.
-    packs.start(overlay, packs.GRAPH, "triton/CD/new.cubin", ".cache/flashinfer/autotune/v2/y.json", "vllm/b.lock")
-    assert warm_pack.additions(overlay) == (2, 1)
+    kernel, table = "triton/CD/new.cubin", ".cache/flashinfer/autotune/v2/y.json"
+    packs.start(overlay, packs.GRAPH, kernel, table, "vllm/b.lock")
     warm_pack.prepare(release, packed)
-    assert warm_pack.additions(overlay) == (2, 1)
+    assert warm_pack.additions(overlay) == ([kernel, packs.GRAPH], [table])
     assert tree(release / process.CACHES / PACKS) == before
 
 
@@ -261,6 +261,24 @@ def test_the_start_of_a_server_is_explained_when_it_answers_and_its_words_pass(m
     ready, table = printed.index(start_parts.READY), printed.index("part of the start")
     assert printed.index("Initializing a V1 LLM engine") < ready < table
     assert "imports" in printed[table:]
+
+
+def test_a_start_names_what_its_pack_did_not_hold(machine: standin.Machine, tmp_path: Path) -> None:
+    release = tmp_path / "releases" / "spark.1"
+    machine.python = standin.environment(release)
+    marker = msgspec.structs.replace(MARKER, folder=str(release))
+    store.write_file(release / MARKER_FILE, msgspec.json.encode(marker))
+    plan = launch.plan(launch.ServeRequest(recipe="toy-cpu", model=str(machine.model), floor=0.0), machine.python, ROOT).launch
+    archive = tmp_path / "toy.pack.tar.zst"
+    size, _ = warm_pack.collect(packs.start(tmp_path / "cold", packs.KERNEL), archive)
+    key = warm_pack.pack_key(plan, "toy-cpu", model_digest(machine.model), marker)
+    packs.install(release, archive, packs.record(archive, size, key=key))
+    child = machine.start("toy-cpu", "--explain-start")
+    machine.until_healthy()
+    child.send_signal(signal.SIGTERM)
+    # The graph, which the stand-in writes where it finds none.
+    printed, warnings = child.communicate(timeout=60)
+    assert f"with the warm pack: 1 compiled, 0 tuned\n  {packs.GRAPH}" in printed, warnings
 
 
 def test_a_stored_log_is_explained_as_a_table_and_as_a_document(machine: standin.Machine) -> None:

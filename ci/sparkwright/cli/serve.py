@@ -433,7 +433,8 @@ def _explain_start(warm: Path | None) -> None:
             _show_parts(start.parts())
         if start.ready and warm:
             compiled, tuned = warm_pack.additions(warm)
-            console.result(f"with the warm pack: {compiled} compiled, {tuned} tuned")
+            count = f"with the warm pack: {len(compiled)} compiled, {len(tuned)} tuned"
+            console.result("\n  ".join((count, *[*compiled, *tuned][: launch.SHOWN])))
     os._exit(0)
 
 

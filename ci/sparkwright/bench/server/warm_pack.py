@@ -143,14 +143,11 @@ def prepare(environment: Path, pack: WarmPack) -> None:
         if folder.exists():
             return
         check_room(base, pack.unpacked)
-        temporary = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=base))
-        try:
-            if not archive.is_file() or sha256_file(archive) != pack.sha256:
-                raise PackInvalid("its file is missing, or is not the one that was signed")
-            unpack(archive, pack.unpacked, temporary / CACHES)
-            temporary.rename(folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        if not archive.is_file() or sha256_file(archive) != pack.sha256:
+            raise PackInvalid("its file is missing, or is not the one that was signed")
+        with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=base) as temporary:
+            unpack(archive, pack.unpacked, Path(temporary, "pack", CACHES))
+            Path(temporary, "pack").rename(folder)
 
 
 def unpack(archive: Path, size: int, folder: Path) -> None:
@@ -228,17 +225,18 @@ def _is_table(relative: Path) -> bool:
     return not set(TABLES).isdisjoint(relative.parts) or relative.name.endswith(".best_config")
 
 
-def additions(root: Path) -> tuple[int, int]:
+def additions(root: Path) -> tuple[list[str], list[str]]:
     """
-    Return how many graphs and kernels servers compiled, and how many tables they tuned, in the
-    overlay *root* that its pack did not hold.
+    Return the files of the graphs and kernels that servers compiled, and of the tables that they
+    tuned, in the overlay *root* that its pack did not hold.
     """
-    compiled = tuned = 0
+    compiled, tuned = list[str](), list[str]()
     for path in pack_files(root):
-        if path.stat().st_mtime != EPOCH:
-            relative = path.relative_to(root / CACHES)
-            tuned += _is_table(relative)
-            compiled += path.suffix in KERNELS or path.name == GRAPH
+        relative = path.relative_to(root / CACHES)
+        if path.stat().st_mtime != EPOCH and _is_table(relative):
+            tuned.append(str(relative))
+        elif path.stat().st_mtime != EPOCH and (path.suffix in KERNELS or path.name == GRAPH):
+            compiled.append(str(relative))
     return compiled, tuned
 
 
@@ -279,8 +277,8 @@ def make(plan: LaunchPlan, key: PackKey, archive: Path, logs: Path) -> WarmPack:
         tables=tables,
         cold_s=round(cold_s, 1),
         warm_s=round(warm_s, 1),
-        compiled=compiled,
-        tuned=tuned,
+        compiled=len(compiled),
+        tuned=len(tuned),
     )
 
 
