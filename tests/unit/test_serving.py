@@ -224,13 +224,13 @@ def test_refused_before_the_start(world: World, values: dict[str, Any], referenc
     [
         ({"num_attention_heads": 32, "num_key_value_heads": 8}, (), ["2", "1", "4", "8"]),
         ({"num_attention_heads": 48, "num_key_value_heads": 8}, (), ["2", "1", "4", "8"]),
-        ({"num_attention_heads": 24, "num_key_value_heads": 1}, (), ["2", "3", "4", "8"]),
+        ({"num_attention_heads": 24, "num_key_value_heads": 1, "intermediate_size": 48}, (), ["2", "3", "4", "8"]),
         ({"num_attention_heads": 32, "num_key_value_heads": 8, "moe_intermediate_size": 1026}, (), ["2", "1", "2", "2"]),
         ({"num_attention_heads": 32, "num_key_value_heads": 8, "linear_num_value_heads": 2}, (), ["2", "1", "2", "2"]),
         # Experts as a whole can be divided where their size cannot.
         ({"num_attention_heads": 32, "num_key_value_heads": 8, "num_experts": 6, "moe_intermediate_size": 1027}, (), ["1"] * 4),
         ({"num_attention_heads": 32, "num_key_value_heads": 8, "num_experts": 6, "moe_intermediate_size": 1027}, ("--enable-expert-parallel",), ["2", "1", "2", "2"]),
-        ({"num_attention_heads": None, "num_key_value_heads": None}, (), ["2", "3", "4", "8"]),
+        ({"num_attention_heads": None, "num_key_value_heads": None, "intermediate_size": 48}, (), ["2", "3", "4", "8"]),
     ],
 )
 def test_layers_are_divided_by_what_divides_heads_and_experts(world: World, config: dict[str, Any], words: tuple[str, ...], tensor: list[str]) -> None:
