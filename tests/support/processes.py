@@ -43,20 +43,11 @@ def until(condition: Callable[[], Any], seconds: float = 60) -> Any:
     return value
 
 
-def exit_code(run: Callable[[], object]) -> int:
-    """Call *run* in a copy of this process, and return its exit code, or minus the number of the signal that ended it."""
-    child = multiprocessing.get_context("fork").Process(target=run)
-    child.start()
-    child.join(120)
-    if child.exitcode is None:
-        child.kill()
-        child.join()
-    assert child.exitcode is not None
-    return child.exitcode
-
-
-def killed(run: Callable[[], object], when: Callable[[], bool]) -> bool:
-    """Call *run* in a copy of this process, kill that and all it started once *when* is true, and return whether it was in time."""
+def killed(run: Callable[[], object], when: Callable[[], bool] | None = None) -> bool:
+    """
+    Call *run* in a copy of this process, kill that and all it started once *when* is true, and return whether it was in time; without *when*
+    it may kill itself.
+    """
 
     def lead() -> None:
         os.setpgid(0, 0)
@@ -64,7 +55,9 @@ def killed(run: Callable[[], object], when: Callable[[], bool]) -> bool:
 
     child = multiprocessing.get_context("fork").Process(target=lead)
     child.start()
-    while child.is_alive() and not when():
+    if when is None:
+        child.join(120)
+    while when and child.is_alive() and not when():
         pass
     assert child.pid
     with contextlib.suppress(ProcessLookupError):

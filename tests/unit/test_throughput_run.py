@@ -341,7 +341,7 @@ def test_a_measurement_is_as_long_as_its_own_error_asks_for(spread: float, paire
         servers.spec = replace(servers.spec, policy=policy, texts={cell.name: tmp_path} if paired else {})
         servers.spread = spread
         work = functools.partial(ran, tmp_path / "j", servers, cells=(cell,))
-        processes.exit_code(work) if kills else work()
+        processes.killed(work) if kills else work()
     sizes = {(leg.block, len(leg.run.requests)) for leg in legs(tmp_path / "j") if leg.run}
     assert sizes == {(results.CONTROL_BLOCK, 3), (0, requests)}
 
@@ -356,7 +356,7 @@ def test_a_run_that_is_killed_anywhere_ends_with_the_same_verdict(
     folder, now = tmp_path_factory.mktemp("run"), 0.0
     changes = {"resident": resident, "cells": (ALONE,)}
     for limit in kills:
-        processes.exit_code(functools.partial(ran, folder / "cut", fragile(limit, now), **changes))
+        processes.killed(functools.partial(ran, folder / "cut", fragile(limit, now), **changes))
         now += 100_000
     cut, whole = ran(folder / "cut", fragile(now=now), **changes), ran(folder / "whole", fragile(), **changes)
     assert (state(cut), cut.blocks) == (state(whole), whole.blocks)
