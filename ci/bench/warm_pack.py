@@ -1,11 +1,11 @@
 """
 Measures what a warm pack saves: starts of one server, how much each still compiled and tuned, and whether answers and speed are the same.
 
-    warm_pack.py --python ENV/bin/python --model DIR --output DIR [--flag=FLAG…] [--variable NAME=VALUE…] [--user NAME] [--throughput S --store DIR]
+    warm_pack.py --python ENV/bin/python --model DIR --output DIR [--flag=FLAG…] [--variable NAME=VALUE…] [--user NAME] [--packages DIR] [--throughput S --store DIR]
     warm_pack.py … --pack DIR
 
 Three starts: cold; second, with the same caches; packed, from a pack of the first, with everything in another folder: the caches, the home, the
-environment and the model (hard links), and as the user NAME; if that compiles, once more with the last two in their places. Each start answers greedily, with the probabilities of all tokens, which are compared with those of the cold
+environment with the --packages that its .pth files name, and the model (hard links), and as the user NAME; if that compiles, once more with the last two in their places. Each start answers greedily, with the probabilities of all tokens, which are compared with those of the cold
 one. For at most S seconds the rule of G8 then compares servers with the pack and with the caches of the cold start. With the folder of an earlier
 run, of any machine, --pack makes the last start alone. What was measured is on the disk after each start (``warm_pack.json``). A start is
 one measurement. On a CPU, for which vLLM compiles C++ and no Triton kernels, it shows that a pack moves, and not what it saves on a GPU.
@@ -122,6 +122,7 @@ class Bench:
         compiled, tuned = warm_pack.additions(root)
         row = {
             "start": name,
+            "user": plan.user,
             "seconds": round(seconds, 1),
             "compiled": len(compiled),
             "tuned": len(tuned),
@@ -150,7 +151,7 @@ class Bench:
             os.utime(path, (warm_pack.EPOCH, warm_pack.EPOCH))
         self.start("second", cold, self.plan)
 
-    def packed(self, archive: Path, user: str) -> None:
+    def packed(self, archive: Path, user: str, packages: Path | None) -> None:
         """
         Start from *archive*, as *user*, with everything in another folder. If that compiles, start with model and
         environment in their own folders, too, which tells whether the folders or the user matter.
@@ -159,6 +160,12 @@ class Bench:
         environment = self.plan.python.absolute().parent.parent
         shutil.copytree(self.plan.model, elsewhere / "model", copy_function=os.link)
         shutil.copytree(environment, elsewhere / "environment", symlinks=True, copy_function=os.link)
+        if packages:
+            shutil.copytree(packages, elsewhere / "packages", symlinks=True, copy_function=os.link)
+            for path in (elsewhere / "environment").glob("lib/*/site-packages/*.pth"):
+                text = path.read_text("utf-8").replace(str(packages), str(elsewhere / "packages"))
+                path.unlink()  # the other name of the file stays as it is
+                path.write_text(text, "utf-8")
         moved = replace(self.plan, model=elsewhere / "model", python=elsewhere / "environment" / "bin" / "python")
         for name, plan in (("packed", moved), ("user", self.plan)):
             root = self.folder / name
@@ -220,6 +227,7 @@ def main() -> None:
     parser.add_argument("--flag", action="append", default=[])
     parser.add_argument("--variable", action="append", default=[])
     parser.add_argument("--user", default="")
+    parser.add_argument("--packages", type=Path)
     parser.add_argument("--pack", type=Path)
     parser.add_argument("--throughput", type=float, default=0, metavar="SECONDS")
     parser.add_argument("--store", type=Path, help="store with the load generator")
@@ -231,8 +239,8 @@ def main() -> None:
     bench = Bench(plan, folder, arguments.pack)
     if not arguments.pack:
         bench.cold_and_second()
-    bench.packed((arguments.pack or folder) / PACK, arguments.user)
-    if arguments.throughput:
+    bench.packed((arguments.pack or folder) / PACK, arguments.user, arguments.packages)
+    if arguments.throughput and not arguments.pack:
         bench.throughput(arguments.throughput, Store(arguments.store))
     rows = []
     for row in bench.result["starts"]:

@@ -57,12 +57,14 @@ case $step in
     mkdir -p "$root/warm"
     chmod -R a+rX "$root/models/$model"
     options=(--variable VLLM_USE_FLASHINFER_SAMPLER=0 --flag=--max-model-len=4096 --flag=--max-num-seqs=16 --flag=--gpu-memory-utilization=0.4)
+    [ ! -e "$root/sites" ] || options+=(--packages "$root/sites")
     if [ "$(id -u)" = 0 ]; then
       id -u rehearsal >&2 || useradd --create-home rehearsal
-      setpriv --reuid=rehearsal --regid=rehearsal --init-groups "$environments/candidate/bin/python" -P -c \
-        'from importlib.util import find_spec; assert find_spec("torch") and find_spec("vllm")' ||
-        { echo "another user cannot use $root: set REHEARSAL to a folder that it may enter, or chmod o+x those above" >&2; exit 1; }
-      options+=(--user rehearsal)
+      if setpriv --reuid=rehearsal --regid=rehearsal --init-groups "$environments/candidate/bin/python" -P "$rehearsal/usable.py"; then
+        options+=(--user rehearsal)
+      else
+        echo "WITHOUT ANOTHER USER, who cannot use the GPU or $root: set REHEARSAL to a folder that it may enter, or chmod o+x those above" >&2
+      fi
     fi
     [ ! -e "$root/../kit/warm/$name" ] || options+=(--pack "$root/../kit/warm/$name")
     python tool -P "$root/program/ci/bench/warm_pack.py" --python "$environments/candidate/bin/python" --model "$root/models/$model" \
