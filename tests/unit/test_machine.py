@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 from msgspec.structs import replace
-from tests.support import processes, serving_facts
+from tests.support import processes
 
 from sparkwright.bench.machine import monitor, state_checks, watchdog
 from sparkwright.bench.model.modules import BANDWIDTH, Bandwidth
@@ -215,7 +215,6 @@ def test_a_spark_with_its_network_is_ready_but_for_what_the_lock_leaves_open() -
 def test_a_lack_is_explained(changes: dict[str, object], subject: str, state: str, words: str) -> None:
     """A program comes with the command that installs it."""
     check, packages = states(**changes)[subject], {"Python headers": "python3-dev"}
-
     assert (check.state, words in check.meaning) == (state, True)
     if subject in doctor.PROGRAMS:
         assert check.remedy.endswith(f"apt-get install -y {packages.get(subject, subject)}")
@@ -226,11 +225,24 @@ def test_a_lack_is_explained(changes: dict[str, object], subject: str, state: st
 
 SOUND = memory.MachineMemory(121.7, 110.4, gpus=1, unified=True)
 FAULT = "the GPU stays at 702 MHz under load; disconnect its power for some minutes"
+#: Of a Spark that lacks nothing to serve, as `doctor` gathers them.
+FACTS: dict[str, Any] = {
+    "release": "2026.11.1, verified",
+    "models": ["openai/gpt-oss-120b"],
+    "cache": "/data/hub",
+    "disk": 900 * 10**9,
+    "gpus": (GpuInfo("NVIDIA GB10", "12.1", "580.95.05"),),
+    "load": ("2,398 of 3,003 MHz, 38 W, 61 °C, 231 GB/s", ""),
+    "kernel": "6.17.0-1032-nvidia",
+    "boot": "root=/dev/nvme0n1p2 quiet",
+    "swapped": 0,
+    "displays": [],
+}
 
 
 def lacks(machine: memory.MachineMemory = SOUND, /, **changes: object) -> dict[str, doctor.MachineCheck]:
     """Return the checks of a Spark with *changes* that are not ready, by subject."""
-    checks = doctor.serving(machine, serving_facts.SERVING | changes)
+    checks = doctor.serving(machine, FACTS | changes)
     return {check.subject: check for check in checks if check.state != "ready"}
 
 
@@ -267,7 +279,7 @@ def test_facts_of_this_machine_are_those_that_are_judged(tmp_path: Path, monkeyp
     (tmp_path / "models--openai--gpt-oss-20b").mkdir()
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     facts = doctor.serving_facts(Prefix(tmp_path / "prefix"), SOUND)
-    assert facts.keys() == serving_facts.SERVING.keys()
+    assert facts.keys() == FACTS.keys()
     assert (facts["release"], facts["models"], facts["load"][0]) == ("", ["openai/gpt-oss-20b"], "")
     assert facts["disk"] > 0
 
