@@ -40,7 +40,7 @@ from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
-from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result
+from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Measurement, Result, Series, Subject
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.server_process import Server
@@ -273,6 +273,15 @@ def test_an_equal_candidate_passes_and_a_slower_one_fails_and_is_named(slowdown:
     assert (state(outcome), len(outcome.blocks) <= 4) == (verdict, True)
     assert outcome.decision
     assert ("1024/1024 c1: time per token" in outcome.decision.message) == culprit
+
+
+def test_a_block_is_a_ratio_as_the_whole_is() -> None:
+    """A block of 3.5 times the time says +250 %, not its logarithm."""
+    series = Series("tpot", True, (math.log(3.5),), state="fail", baseline=0.01, candidate=0.035)
+    found = throughput.checks(Result("fail", "", Subject("ours"), (CellResult("c8", 8, (series,)),), (), alpha=0.03))
+    row = next(check for check in found if check.name == "tpot-c8")
+    assert row.message.startswith("time per token +250.0 % in 1 blocks")
+    assert row.samples[0].actual == "+250.00 %"
 
 
 @pytest.mark.parametrize("resident", [True, False])
