@@ -40,7 +40,14 @@ from sparkwright.bench.recipes import preflight
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
-from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Measurement, Result, Series, Subject
+from sparkwright.bench.results import (
+    CONTROL_BLOCK,
+    CellResult,
+    Measurement,
+    Result,
+    Series,
+    Subject,
+)
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.server_process import Server
