@@ -131,11 +131,11 @@ def row(name: str, environment: environments.ServingEnvironment, python: Path) -
     variant = spec.find_variant(environment.vllm)
     if variant is None:
         return f"| {name} | not of this release | |"
-    words = [w for w in spec.flags(environment.vllm) if not w.startswith("--max-model-len")]
     # Its layers that draft have another architecture, which the config here does not state.
-    left_out = ("--speculative-config", "--tokenizer-mode")
-    words = [word for a in flags.parse(words) if a.name not in left_out for word in a.words]
+    left_out = ("--max-model-len", "--speculative-config", "--tokenizer-mode")
     try:
+        listed = flags.parse(spec.flags(environment.vllm))
+        words = [word for each in listed if each.name not in left_out for word in each.words]
         document = config(spec, str(fields.get("inherits")), python)
         selection = select(environment, document, words, variant.variables)
     except SparkwrightError as error:
@@ -146,7 +146,7 @@ def row(name: str, environment: environments.ServingEnvironment, python: Path) -
         return f"| {name} | {state} at {selection.line}: {text:.240} | |"
     kinds = []
     for kind, kernels in selection.rows.items():
-        other = ", ".join(selection.otherwise.get(kind, {"a refusal": 0}))
+        other = ", ".join(selection.otherwise.get(kind, {})) or "a refusal"
         mark = (
             f" (unresolved: {other}, if compiled libraries say no)"
             if kind in selection.otherwise

@@ -2,10 +2,11 @@
 Compare the speeds that `model inspect` predicts with those that others published, and that a GPU has.
 
     predict.py published [--hub]                       figures of published.yaml, by dimensions that are public; --hub reads true headers
-    predict.py measured NAME ... --models FOLDER --python PYTHON    needs a GPU; the models of ci/rehearsal (random weights, real dimensions)
+    predict.py measured NAME ... --models FOLDER --python PYTHON         needs a GPU; names of MEASURED, and of folders in FOLDER
 
-`measured` starts vLLM of the environment of PYTHON for each model, without drafts, and takes the seconds of a decode step from two lengths of answer, which cancels
-prefill and start. The bandwidth is that of a copy on the same GPU, so what is compared is the model of bytes and no figure of a maker.
+`measured` starts vLLM of the environment of PYTHON for each model and takes the seconds of a decode step from two lengths of answer, which cancels prefill and start.
+The bandwidth is that of a copy on the same GPU, so what is compared is the model of bytes and no figure of a maker. A model of MEASURED has public dimensions, with
+fewer layers where a GPU would not hold all, and weights that vLLM makes up; the bytes that vLLM then holds are compared with those that the prediction is made of.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import math
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,11 +34,25 @@ from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.store import Store
 
 #: Tokens of context in the middle of the steps that decode_steps.py times.
-CONTEXT = 672
-#: What vLLM needs besides for a model on an SM 9.0 GPU without a compiler.
+CONTEXT = 608
+#: What vLLM needs besides for a type of model on an SM 9.0 GPU without a compiler.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "gpt-oss": {"moe_backend": "marlin"},
-    "qwen3-next": {"additional_config": {"gdn_prefill_backend": "triton"}},
+    "gpt_oss": {"moe_backend": "marlin"},
+    "qwen3_5_text": {"additional_config": {"gdn_prefill_backend": "triton"}},
+    "qwen3_next": {"additional_config": {"gdn_prefill_backend": "triton"}},
+}
+#: How vLLM loads the layers of MEASURED in a format.
+_FLOAT = {"type": "float", "symmetric": True}
+QUANTIZATION: dict[str, dict[str, Any]] = {
+    "fp8": {
+        "weights": {**_FLOAT, "num_bits": 8, "strategy": "channel", "dynamic": False},
+        "input_activations": {**_FLOAT, "num_bits": 8, "strategy": "token", "dynamic": True},
+    },
+    "nvfp4": {
+        "format": "nvfp4-pack-quantized",
+        "weights": {**_FLOAT, "num_bits": 4, "strategy": "tensor_group", "group_size": 16, "dynamic": False},
+        "input_activations": None,
+    },
 }
 
 
@@ -94,28 +110,90 @@ def attention(name: str, hidden: int, heads: int, keys: int, head: int, form: st
         yield from matrix(f"{name}.{part}", rows, hidden, form)
 
 
-def llama() -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
-    """Return Llama 3.3 70B."""
-    config = {"model_type": "llama", "num_hidden_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "num_key_value_heads": 8, "vocab_size": 128256}
+def llama(hidden: int, inner: int, layers: int, form: str, vocabulary: int = 128256) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
+    """Return a Llama 3 with *layers* in *form*, its tables in BF16."""
+    heads = hidden // 128
+    config: dict[str, Any] = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": layers, "hidden_size": hidden, "intermediate_size": inner,
+        "num_attention_heads": heads, "num_key_value_heads": min(8, heads), "head_dim": 128, "vocab_size": vocabulary,
+    }  # fmt: skip
+    if form in QUANTIZATION:
+        group = {"targets": ["Linear"], **QUANTIZATION[form]}
+        stored = group.get("format", "float-quantized")
+        config["quantization_config"] = {"quant_method": "compressed-tensors", "format": stored, "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
         for table in ("model.embed_tokens", "lm_head"):
-            yield from matrix(table, 128256, 8192, "bf16")
-        for layer in range(80):
+            yield from matrix(table, vocabulary, hidden, "bf16")
+        for layer in range(layers):
             name = f"model.layers.{layer}"
-            yield from attention(f"{name}.self_attn", 8192, 64, 8, 128, "nvfp4")
-            yield from matrix(f"{name}.self_attn.o_proj", 8192, 8192)
-            yield from mlp(f"{name}.mlp", 8192, 28672)
+            yield from attention(f"{name}.self_attn", hidden, heads, min(8, heads), 128, form)
+            yield from matrix(f"{name}.self_attn.o_proj", hidden, hidden, form)
+            yield from mlp(f"{name}.mlp", hidden, inner, form)
 
     return config, tensors()
 
 
-def qwen(layers: int, experts: int, taken: int, vocabulary: int, form: str, linear: str) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
-    """Return a hybrid of Qwen3-Next's architecture, hidden size 2048; *form* of attention, *linear* of linear attention."""
+def mixtral() -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
+    """Return Mixtral 8x7B in BF16."""
     config = {
-        "model_type": "qwen3_next", "num_hidden_layers": layers, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "hidden_size": 2048,
+        "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_hidden_layers": 32, "hidden_size": 4096, "intermediate_size": 14336,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 32000, "num_local_experts": 8, "num_experts_per_tok": 2,
+        "sliding_window": None,
+    }  # fmt: skip
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for table in ("model.embed_tokens", "lm_head"):
+            yield from matrix(table, 32000, 4096, "bf16")
+        for layer in range(32):
+            name = f"model.layers.{layer}"
+            yield from attention(f"{name}.self_attn", 4096, 32, 8, 128, "bf16")
+            yield from matrix(f"{name}.self_attn.o_proj", 4096, 4096, "bf16")
+            yield from matrix(f"{name}.block_sparse_moe.gate", 8, 4096, "bf16")
+            for expert in range(8):
+                yield from mlp(f"{name}.block_sparse_moe.experts.{expert}", 4096, 14336, "bf16")
+
+    return config, tensors()
+
+
+def qwen_dense(layers: int) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
+    """Return Qwen3.5-27B in BF16 with fewer *layers*: three of gated delta nets for one of attention, and a layer that drafts."""
+    kinds = ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * (layers // 4)
+    config = {
+        "model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"], "num_hidden_layers": layers, "layer_types": kinds, "hidden_size": 5120,
+        "intermediate_size": 17408, "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "linear_num_value_heads": 48,
+        "linear_num_key_heads": 16, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "vocab_size": 248320, "mtp_num_hidden_layers": 1,
+    }  # fmt: skip
+
+    def layer(name: str, kind: str) -> Iterator[tuple[str, Tensor]]:
+        if kind == "full_attention":
+            yield from attention(f"{name}.self_attn", 5120, 48, 4, 256, "bf16")
+            yield from matrix(f"{name}.self_attn.o_proj", 5120, 6144, "bf16")
+        else:
+            for part, rows in (("qkv", 10240), ("z", 6144), ("b", 48), ("a", 48)):
+                yield from matrix(f"{name}.linear_attn.in_proj_{part}", rows, 5120, "bf16")
+            yield from matrix(f"{name}.linear_attn.out_proj", 5120, 6144, "bf16")
+        yield from mlp(f"{name}.mlp", 5120, 17408, "bf16")
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for table in ("model.embed_tokens", "lm_head"):
+            yield from matrix(table, 248320, 5120, "bf16")
+        for number, kind in enumerate(kinds):
+            yield from layer(f"model.layers.{number}", kind)
+        yield from matrix("mtp.fc", 5120, 10240, "bf16")
+        yield from layer("mtp.layers.0", "full_attention")
+
+    return config, tensors()
+
+
+def qwen(
+    layers: int, experts: int, taken: int, vocabulary: int, form: str, linear: str, routed: str = "nvfp4"
+) -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
+    """Return a hybrid of Qwen3-Next's architecture, hidden size 2048; *form* of attention, *linear* of linear attention, *routed* of experts."""
+    config = {
+        "model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"], "num_hidden_layers": layers, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256, "hidden_size": 2048,
         "full_attention_interval": 4, "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "vocab_size": vocabulary,
-        "num_experts_per_tok": taken,
+        "num_experts_per_tok": taken, "num_experts": experts, "num_nextn_predict_layers": 1,
     }  # fmt: skip
 
     def layer(name: str, full: bool, experts_form: str, form: str) -> Iterator[tuple[str, Tensor]]:
@@ -134,7 +212,7 @@ def qwen(layers: int, experts: int, taken: int, vocabulary: int, form: str, line
         for table in ("model.embed_tokens", "lm_head"):
             yield from matrix(table, vocabulary, 2048, "bf16")
         for number in range(layers):
-            yield from layer(f"model.layers.{number}", number % 4 == 3, "nvfp4", form)
+            yield from layer(f"model.layers.{number}", number % 4 == 3, routed, form)
         yield from matrix("mtp.fc", 2048, 4096, "bf16")
         yield from layer("mtp.layers.0", True, "bf16", "bf16")
 
@@ -144,8 +222,11 @@ def qwen(layers: int, experts: int, taken: int, vocabulary: int, form: str, line
 def gpt_oss(layers: int, experts: int, form: str = "bf16") -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
     """Return gpt-oss: experts in MXFP4, attention and head in *form*, every other layer with a window."""
     config = {
-        "model_type": "gpt_oss", "num_hidden_layers": layers, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "hidden_size": 2880,
-        "layer_types": ["sliding_attention", "full_attention"] * (layers // 2), "sliding_window": 128, "vocab_size": 201088, "num_experts_per_tok": 4,
+        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_hidden_layers": layers, "num_local_experts": experts, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64, "hidden_size": 2880,
+        "layer_types": ["sliding_attention", "full_attention"] * (layers // 2), "sliding_window": 128, "vocab_size": 201088, "num_experts_per_tok": 4, "intermediate_size": 2880,
+        "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": [
+            "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
+        ]},
     }  # fmt: skip
 
     def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -193,7 +274,7 @@ def nemotron() -> tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]:
 
 
 DIMENSIONS: dict[str, Callable[[], tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]]] = {
-    "llama-3.3-70b": llama,
+    "llama-3.3-70b": lambda: llama(8192, 28672, 80, "nvfp4"),
     "qwen3.6": lambda: qwen(40, 256, 8, 248320, "nvfp4", "bf16"),
     "qwen3.6-fp8": lambda: qwen(40, 256, 8, 248320, "fp8", "fp8"),
     "qwen3-next": lambda: qwen(48, 512, 10, 151936, "nvfp4", "bf16"),
@@ -201,6 +282,18 @@ DIMENSIONS: dict[str, Callable[[], tuple[dict[str, Any], Iterator[tuple[str, Ten
     "gpt-oss-120b-mxfp4": lambda: gpt_oss(36, 128, "mxfp4"),
     "gpt-oss-20b": lambda: gpt_oss(24, 32),
     "nemotron-3-nano": nemotron,
+}
+#: Models that a GPU of 139 GiB holds, and drafts of a step. The first shows the seconds for which a step waits for the processor. Layers are those of Llama 3.1 405B.
+MEASURED: dict[str, tuple[Callable[[], tuple[dict[str, Any], Iterator[tuple[str, Tensor]]]], int]] = {
+    "small": (lambda: llama(1024, 4096, 12, "bf16", 32000), 0),
+    "llama-bf16": (lambda: llama(16384, 53248, 12, "bf16"), 0),
+    "llama-fp8": (lambda: llama(16384, 53248, 24, "fp8"), 0),
+    "llama-nvfp4": (lambda: llama(16384, 53248, 36, "nvfp4"), 0),
+    "mixtral": (mixtral, 0),
+    "qwen3.5": (lambda: qwen_dense(40), 0),
+    "qwen3.5-mtp2": (lambda: qwen_dense(40), 2),
+    "qwen3-next-mtp2": (lambda: qwen(24, 512, 10, 151936, "bf16", "bf16", "bf16"), 2),
+    "gpt-oss-120b": (lambda: gpt_oss(36, 128), 0),
 }
 
 
@@ -248,27 +341,45 @@ def published(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def measured(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Print the measured speed of each model beside the predicted one."""
-    rows, results = [], []
-    counts = list(prediction.REQUESTS)
+    rows, results = [], list[dict[str, Any]]()
     for name in arguments.names:
-        folder = arguments.models / name
-        model = prediction.read(checkpoint.read(folder))
-        script = Path(__file__).with_name("decode_steps.py")
         with tempfile.TemporaryDirectory() as temporary:
-            out = Path(temporary) / "steps.json"
-            command = [str(arguments.python), str(script), str(out), str(folder), json.dumps(OPTIONS.get(name, {})), *map(str, counts)]
-            ended = subprocess.run(command, check=False)
+            folder, drafts, out = arguments.models / name, 0, Path(temporary) / "steps.json"
+            if name in MEASURED:
+                make, drafts = MEASURED[name]
+                config, tensors = make()
+                source, folder = Checkpoint(config, dict(tensors)), Path(temporary)
+                (folder / "config.json").write_text(json.dumps({"dtype": "bfloat16", **config}), "utf-8")
+                options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True}
+            else:
+                source, options = checkpoint.read(folder), {}
+            model = prediction.read(source)
+            options |= OPTIONS.get(str(source.config["model_type"]), {})
+            sizes = [count * (drafts + 1) for count in prediction.REQUESTS]
+            options["compilation_config"] = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": sizes}
+            if drafts:
+                options["speculative_config"] = {"method": "mtp", "num_speculative_tokens": drafts}
+            command = [str(arguments.python), str(Path(__file__).with_name("decode_steps.py")), str(out), str(folder), json.dumps(options)]
+            began = time.monotonic()
+            ended = subprocess.run([*command, *map(str, prediction.REQUESTS)], check=False)
+            seconds = time.monotonic() - began
             if ended.returncode or not out.exists():
-                rows.append([folder.name, "", "", "", "failed", ""])
-                results.append({"model": folder.name, "status": ended.returncode})
+                rows.append([name, "", "", "", "", "", "failed", ""])
+                results.append({"model": name, "status": ended.returncode})
                 continue
             found = json.loads(out.read_text("utf-8"))
-        for count in counts:
-            step = model.step(Serving(requests=count, context=CONTEXT))
+        own = sum(row.bytes for row in model.audit.rows if row.group != "mtp")
+        found |= {"model": name, "bytes": own, "seconds": seconds, "drafts": drafts}
+        for count in prediction.REQUESTS:
+            step = model.step(Serving(requests=count, context=CONTEXT, drafts=drafts))
             speed, predicted = 1 / found["steps"][str(count)], found["bandwidth"] * 1e9 / step.total
-            rows.append([folder.name, str(count), size(step.total), f"{predicted:.1f}", f"{speed:.1f}", f"{predicted / speed - 1:+.1%}"])
-            results.append({"model": folder.name, "requests": count, "step": step, "predicted": predicted, "measured": speed, **found})
-    columns = ["model", ">requests", ">step", ">predicted", ">measured", ">error"]
+            held = f"{found['loaded'] / own - 1:+.1%}"
+            rows.append([name, held, str(count), str(drafts), size(step.total), f"{predicted:.1f}", f"{speed:.1f}", f"{predicted / speed - 1:+.1%}"])
+            results.append({**found, "requests": count, "step": step, "predicted": predicted, "measured": speed})
+            print(*rows[-1], flush=True)  # noqa: T201  a run that is cut off has said what it measured
+        if arguments.output:
+            arguments.output.write_bytes(msgspec.json.encode(results))
+    columns = ["model", ">vLLM holds", ">requests", ">drafts", ">step", ">predicted", ">measured", ">error"]
     console.table("steps per second, by the copy bandwidth of this GPU", columns, rows, result=True)
     return results
 

@@ -57,6 +57,9 @@ EVIDENCE = (
     "stores/*/records/**/*",
     "effects/**/*",
     "starts/*/*",
+    "nodes/*",
+    "owner/*",
+    "prefix/*/server.log",
     "predict.json",
     "warm/*/*.json",
     "warm/*/*.log",
@@ -367,7 +370,7 @@ def done_jobs() -> set[str]:
 
 def steps() -> dict[str, dict[str, Any]]:
     """Return the commands of the rehearsal by their names."""
-    defaults = {"after": [], "gpu": 0, "alone": False}
+    defaults = {"after": [], "gpu": 0, "alone": False, "every": False}
     return {command["name"]: {**defaults, **command} for command in record()["commands"]}
 
 
@@ -457,10 +460,11 @@ def end_processes(mark: str) -> bool:
 
 
 class Step:
-    """A step that runs, with all that it starts in a session of its own, on one GPU."""
+    """A step that runs, with all that it starts in a session of its own, on one GPU or on every."""
 
     def __init__(self, step: dict[str, Any], gpu: int, processors: Sequence[int]) -> None:
         self.name, self.gpu, self.alone = step["name"], gpu, step["alone"]
+        self.every = step["every"]
         self._mark, self._seconds = f"{ROOT}:{self.name}", step["seconds"]
         end_processes(self._mark)
         self._began = time.time()
@@ -583,13 +587,14 @@ def begin_steps(running: list[Step], gpus: int) -> None:
         if entry["barrier"] and not ended.issuperset(before):
             continue
         gpu = (step["gpu"] if entry["gpu"] is None else entry["gpu"]) % gpus
-        beside = [other for other in running if other.gpu == gpu]
-        alone = step["alone"] and not entry["shared"]
+        every = step["every"]
+        beside = [each for each in running if every or each.every or each.gpu == gpu]
+        alone = every or (step["alone"] and not entry["shared"])
         if any(other.alone for other in beside) or (alone and beside):
             continue
         processors = sorted(os.sched_getaffinity(0))
         share = max(1, len(processors) // gpus)
-        own = processors[gpu * share :][:share] or processors
+        own = processors if every else processors[gpu * share :][:share] or processors
         running.append(Step({**step, "alone": alone}, gpu, own))
         note(f"step {entry['name']} begins on GPU {gpu}{' alone' if alone else ''}")
         write(STATE / f"step.{entry['name']}", json.dumps([time.time(), gpu]))

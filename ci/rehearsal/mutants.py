@@ -17,9 +17,8 @@ from pathlib import Path
 
 #: Name → what the plugin does. A rate of 0.0008 changed 3.8 of a hundred answers of G4 [measured],
 #: so that 0.00021 and 0.00105 change about one and five. Token 187 of the trained models is the
-#: byte 0xff, half a character wherever it stands. A step of the large model takes some 5.2 ms, by
-#: its bytes: 310,000 cycles are about 3 % of it, and 31 million make it four times as long. Neither
-#: share was measured.
+#: byte 0xff, half a character wherever it stands. Of the large model's step on an H200, 310,000
+#: cycles are 2.4 %, and 31 million made it 3.55 times as long [measured].
 FAULTS: dict[str, dict[str, object]] = {
     "scale": {"fault": "wrong-scale", "factor": 1.25},
     "cache": {"fault": "poisoned-cache"},
@@ -28,7 +27,7 @@ FAULTS: dict[str, dict[str, object]] = {
     "dirty-1": {"fault": "random-tokens", "rate": 0.00021, "drafts": 0, "token": 187},
     "dirty-5": {"fault": "random-tokens", "rate": 0.00105, "drafts": 0, "token": 187},
     "slow": {"fault": "slow", "cycles": 310_000},
-    "slow-4": {"fault": "slow", "cycles": 31_000_000},
+    "slow-4": {"fault": "slow", "cycles": 36_500_000},
 }
 #: The server computes without CUDA graphs.
 EAGER = "import sys; 'serve' in sys.argv and sys.argv.append('--enforce-eager')\n"

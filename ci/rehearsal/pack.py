@@ -47,6 +47,7 @@ UNUSED = (
     "triton/backends/nvidia/bin/ptxas-blackwell",
     "**/*.a",
     "pycountry/locales",
+    "bin/z3",
     "**/__pycache__",
     "vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so",
     "vllm/third_party/fmha_sm100",

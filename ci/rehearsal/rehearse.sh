@@ -78,7 +78,18 @@ case $step in
     # One start of each architecture, without weights
     rm -rf "$root/starts"
     VLLM_USE_FLASHINFER_SAMPLER=0 python candidate "$rehearsal/starts.py" 6 "$root/models/trained" "$root/starts" \
-      --enforce-eager --max-model-len=2048 --kv-cache-memory-bytes=2G --gpu-memory-utilization=0.14 ;;
+      --enforce-eager --max-model-len=2048 --kv-cache-memory-bytes=2G --gpu-memory-utilization=0.14 \
+      '--additional-config={"gdn_prefill_backend":"triton"}' ;;
+  nodes)
+    # NAME MODEL: a recipe, on two machines that are this one twice. WORDS: further arguments of serve
+    rm -rf "$root/nodes"
+    python tool -P "$rehearsal/nodes.py" "$root/program" "$environments/candidate/bin/python" "$name" "$root/models/$model" "$root/nodes" "${@:5}" ;;
+  owner)
+    # NAME MODEL: a recipe. What an owner does with a release, and the canary of a pass of G5
+    night candidate "$root/owner" --only G5
+    python candidate "$rehearsal/mutants.py" "$root" scale
+    python tool -P "$rehearsal/owner.py" "$root" "$environments/candidate" "$environments/scale" "$root"/owner/*.canary.json \
+      "$name" "$root/models/$model" "${@:5}" ;;
   harness)
     rm -rf "$root"/store/environments/harness-*
     python tool -P "$rehearsal/harness.py" "$root" ;;

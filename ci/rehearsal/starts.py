@@ -55,7 +55,11 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {"n_routed_experts": 16, "first_k_dense_replace": 1, "pad_token_id": 0},
     ),
     "mla (Mistral 4)": ("mistral4", "MistralLarge3ForCausalLM", {"n_routed_experts": 16}),
-    "kda (GLM-5.3)": ("glm5_next_text", "Glm5NextForCausalLM", {"n_routed_experts": 16}),
+    "kda (GLM-5.3)": (
+        "glm5_next_text",
+        "Glm5NextForCausalLM",
+        {"n_routed_experts": 16, "pad_token_id": 0, "mhc": True, "mla_use_nope": True},
+    ),
     "deepseek-v4": ("deepseek_v4", "DeepseekV4ForCausalLM", {"n_routed_experts": 16}),
 }
 BACKEND = re.compile(r"Using '?(\w+)'?([\w ]{0,24}) backend\b")

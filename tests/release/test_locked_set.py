@@ -168,15 +168,19 @@ def test_every_package_has_one_version_for_all_pythons(
 
 
 def test_later_pythons_take_what_the_oldest_got(index: Index, tmp_path: Path) -> None:
-    """A newer version, or another local label, that only they could have is left; where they cannot have that of the oldest, there is no set."""
+    """
+    A newer version, or another local label, that only they could have is left. Where they cannot have that of the oldest, as vLLM
+    wants an older setuptools behind 3.11, all take theirs; where the oldest cannot, there is no set.
+    """
     for project, old, new in (("graphs", "3.6", "3.7"), ("local", "2.11.0", "2.11.0+cu130")):
         index.offer(project, old)
         index.offer(project, new, python=">=3.12")
-    path = wheels.vllm(tmp_path / "v", requires=["graphs", "local"])
+    bound = "numpy<2.2; python_version > '3.11'"
+    path = wheels.vllm(tmp_path / "v", requires=["graphs", "local", "numpy", bound])
     made = resolved(index, [path], tmp_path, pythons=("3.12", "3.11"))
-    assert {name: made.packages[name] for name in ("graphs", "local")} == {"graphs": "3.6", "local": "2.11.0"}
-    never = wheels.vllm(tmp_path / "n", requires=["numpy", "numpy==1.26.0; python_version > '3.11'"])
-    with refusal("set-unresolved", match=r"No set for Python 3\.12"):
+    assert made.packages == {"graphs": "3.6", "local": "2.11.0", "numpy": "2.1.0", "vllm": made.packages["vllm"]}
+    never = wheels.vllm(tmp_path / "n", requires=[bound, "numpy>=2.4; python_version < '3.12'"])
+    with refusal("set-unresolved", match=r"No set for Python 3\.11"):
         resolved(index, [never], tmp_path, pythons=("3.12", "3.11"))
 
 

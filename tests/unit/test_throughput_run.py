@@ -255,6 +255,15 @@ def test_an_equal_candidate_passes_and_a_slower_one_fails_and_is_named(slowdown:
     assert ("1024/1024 c1: time per token" in outcome.decision.message) == culprit
 
 
+def test_a_block_is_a_ratio_as_the_whole_is() -> None:
+    """A block of 3.5 times the time says +250 %, not its logarithm."""
+    series = results.Series("tpot", True, (math.log(3.5),), state="fail", baseline=0.01, candidate=0.035)
+    found = throughput.checks(results.Result("fail", "", results.Subject("ours"), (results.CellResult("c8", 8, (series,)),), (), alpha=0.03))
+    row = next(check for check in found if check.name == "tpot-c8")
+    assert row.message.startswith("time per token +250.0 % in 1 blocks")
+    assert row.samples[0].actual == "+250.00 %"
+
+
 @pytest.mark.parametrize("resident", [True, False])
 def test_every_block_has_fresh_launches_in_abba(resident: bool, tmp_path: Path) -> None:
     """The A/A block, too: one launch of both servers, or four of one."""

@@ -426,7 +426,7 @@ def _row(cell: CellResult, series: Series, result: Result) -> Check:
     ]
     message = f"{title} {change:+.1f} % in {blocks} blocks: {series.conclusion}"
     samples = [
-        Sample(f"block {block}", "", f"{100 * value:+.2f} %")
+        Sample(f"block {block}", "", f"{100 * math.expm1(value):+.2f} %")
         for block, value in enumerate(series.differences)
     ]
     state: State = series.state if series.state in ("pass", "fail") else "inconclusive"

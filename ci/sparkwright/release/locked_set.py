@@ -3,7 +3,7 @@ The locked set: wheels of ours and everything that they require, as a ``pylock.t
 
 uv resolves it from the wheels at hand and one package index: no configuration, no other index, no
 source archive. Every package has one version for all Pythons: the one that the oldest Python which
-needs the package got. Its wheels may differ between Pythons.
+needs the package got, unless a newer one cannot have it. Its wheels may differ between Pythons.
 """
 
 from __future__ import annotations
@@ -64,20 +64,30 @@ def resolve(
         "requirements.in": [*sorted(direct), *rule.requires],
         "overrides.txt": [override.requirement for override in rule.overrides],
     }
-    needed: dict[LockedWheel, list[str]] = {}
     packages: dict[str, str] = {}
+    settled: dict[str, str] = {}
+    agreed = False
     with (
         console.step(f"lock the set for {machine}"),
         tempfile.TemporaryDirectory(prefix="set-") as name,
     ):
-        for python in pythons:
-            # What an earlier Python got holds for this one; === admits no other local label.
-            pins = [f"{project}==={version}" for project, version in sorted(packages.items())]
+        while not agreed:
+            # === admits no other local label.
+            pins = [f"{project}==={version}" for project, version in sorted(settled.items())]
             for file, lines in {**files, "constraints.txt": pins}.items():
                 Path(name, file).write_text("".join(f"{line}\n" for line in lines), "utf-8")
-            for wheel in _compile(by_project, machine, index_url, Path(name), python):
-                needed.setdefault(wheel, []).append(python)
-                packages[wheel.project] = wheel.version
+            agreed = True
+            needed: dict[LockedWheel, list[str]] = {}
+            packages = {}
+            for python in pythons:
+                for wheel in _compile(by_project, machine, index_url, Path(name), python):
+                    needed.setdefault(wheel, []).append(python)
+                    older = packages.setdefault(wheel.project, wheel.version)
+                    if older != wheel.version:
+                        # uv prefers a local label to the same version without.
+                        same = Version(older).public == Version(wheel.version).public
+                        settled[wheel.project] = older if same else wheel.version
+                        agreed = False
     lock, wheels = write(needed, machine, pythons), tuple(sorted(needed))
     return LockedSet(lock, wheels, dict(sorted(packages.items())), pythons)
 
@@ -86,9 +96,11 @@ def _compile(
     own: Mapping[str, LockedWheel], machine: str, index_url: str, folder: Path, python: str
 ) -> Iterator[LockedWheel]:
     """Yield what uv resolves for *python*, wheels of ours at their addresses."""
+    lock_file = folder / "pylock.toml"
     command = [
         *(find_uv_bin(), "pip", "compile", "--quiet", "--no-header", "--no-annotate"),
-        *("--format", "pylock.toml", "--only-binary", ":all:"),
+        # uv prefers what the file has from an earlier call.
+        *("--output-file", str(lock_file), "--only-binary", ":all:"),
         *("--python-version", python, "--default-index", index_url),
         *("--python-platform", f"{machine}-manylinux_2_{pylock.GLIBC}"),
         # Otherwise uv asks every Python of this machine for its version, which takes seconds.
@@ -96,8 +108,8 @@ def _compile(
         *("--constraints", str(folder / "constraints.txt"), str(folder / "requirements.in")),
     ]
     try:
-        text = process.output(command, env=process.uv_environment())
-        lock = Pylock.from_dict(tomllib.loads(text))
+        process.output(command, env=process.uv_environment())
+        lock = Pylock.from_dict(tomllib.loads(lock_file.read_text("utf-8")))
         for package, file in lock.select(**pylock.selection(f"{python}.0", machine)):
             # uv takes our files for archives.
             if not isinstance(file, PackageWheel) or package.name in own:

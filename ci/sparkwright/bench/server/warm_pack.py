@@ -34,7 +34,7 @@ from sparkwright.core.arguments import SECRET, redact
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import list_folder, read_json, sha256_file
 from sparkwright.core.process import CACHES, cache_variables
-from sparkwright.core.store import UNFINISHED, translate_disk_full
+from sparkwright.core.store import UNFINISHED, replacing, translate_disk_full
 from sparkwright.core.zips import ArchiveHeader, damage_guard, safe_path
 
 #: The time of every file that comes from a pack: 2000-01-01.
@@ -190,13 +190,17 @@ def collect(root: Path, archive: Path) -> tuple[int, int]:
 
     Returns:
         The bytes of the files, and the number of tuned tables.
+
+    Raises:
+        disk-full: There is no room; what was at *archive* stays.
     """
-    archive.parent.mkdir(parents=True, exist_ok=True)
     size = tables = 0
     settings = zstandard.ZstdCompressionParameters.from_level(19, window_log=WINDOW)
     compressor = zstandard.ZstdCompressor(compression_params=settings)
     with (
-        archive.open("wb") as sink,
+        translate_disk_full(archive),
+        replacing(archive) as temporary,
+        temporary.open("wb") as sink,
         compressor.stream_writer(sink, closefd=False) as packed,
         tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
     ):
