@@ -38,6 +38,11 @@ case $step in
     # NAME: the hybrid that `learned` made
     rm -rf "$root/models/wide"
     python candidate "$rehearsal/models.py" wide "$root/models/$name" "$root/models/wide" ;;
+  head)
+    # A large head, in BF16 and in FP8
+    rm -rf "$root/models/head" "$root/models/head-fp8"
+    python candidate "$rehearsal/models.py" head "$root/models/trained" "$root/models/head"
+    python candidate "$rehearsal/models.py" head-fp8 "$root/models/head" "$root/models/head-fp8" ;;
   slim)
     # NAME: a model. Its copy in FP8
     rm -rf "$root/models/$name-slim"
