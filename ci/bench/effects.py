@@ -492,7 +492,7 @@ def show(rounds: Sequence[Round]) -> list[str]:
             baseline = first.baseline if effect.sides[1] == "stock" else first.wheel
             lines.append(
                 f"- {{figure: '{effect.figure} ({row[1]}; {first.model})', ratio: {effect.ratio:.4g}, low: {effect.low:.4g}, high: {effect.high:.4g}, "
-                f"count: {len(rounds)}, machine: {first.machine}, wheel: {first.wheel}, baseline: {baseline}, date: '{first.date}'}}"
+                f"count: {len(rounds)}, machine: {first.machine}, wheel: '{first.wheel}', baseline: '{baseline}', date: '{first.date}'}}"
             )
     title = f"{first.what}: {len(rounds)} rounds on {first.machine}; {first.model}"
     console.table(
