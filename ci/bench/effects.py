@@ -56,7 +56,7 @@ ROOT = Path(__file__).parents[2]
 #: Tokens of an answer; prompts whose answers have to be equal, and their tokens.
 ANSWER, EQUAL, EQUAL_TOKENS = 256, 24, 96
 #: Seconds after the last request before an idle server is watched, and for how long.
-CALM_S, WATCHED_S = 3.0, 8.0
+CALM_S, WATCHED_S = 2.0, 5.0
 #: Requests of a load for each of those at a time. Where the GPU decides, six loads of a round take a minute.
 REQUESTS = {1: 8, 4: 4, 5: 6, 10: 4}
 #: Flags of all servers. A KV cache of stated size lets several start at once: no server measures the memory that another one takes meanwhile.

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGE = ROOT / "cherry_picks" / "README.md"
 DEFAULT = "2026.11"
-COLUMNS = "|change|why|upstream|measured effect|use|what a Spark should see|dropped when|\n|---|---|---|---|---|---|---|\n"
+COLUMNS = "|change|why|upstream|tested by|measured effect|use|what a Spark should see|dropped when|\n|---|---|---|---|---|---|---|---|\n"
 BEGIN, END = "<!-- made by tests/unit/patches_page.py -->", "<!-- end -->"
 
 HEAD = """\
@@ -83,12 +83,14 @@ def _interval(effect: MeasuredEffect) -> str:
 
 
 def _full(effect: Effect | None) -> str:
-    """Return all that was measured, for a cell."""
+    """Return the test, and all that was measured, for two cells."""
+    path, _, test = effect.test.partition("::") if effect else ("", "", "")
     lines = [
         f"{each.figure}: {_interval(each)}, {each.count} pairs, {each.machine}, {each.date}, wheel `{each.wheel[:12]}` beside `{each.baseline[:12]}`"
         for each in (effect.measured if effect else ())
     ]
-    return "<br>".join(lines) or "*not measured*"
+    tested = f"[{test}](../{path})" if test else "*none of its own*"
+    return f"{tested if effect else ''}|{'<br>'.join(lines) or '*not measured*'}"
 
 
 def _short(effect: Effect) -> str:
