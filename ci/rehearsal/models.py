@@ -6,7 +6,7 @@ Make the models of the rehearsal, in an environment with torch and safetensors.
     models.py dense FOLDER OUTPUT    8 GB of random bfloat16, and the tokenizer of FOLDER
     models.py large FOLDER OUTPUT    the same with 22 GB, which an H200 reads in 5 ms
     models.py wide FOLDER OUTPUT     the hybrid in FOLDER with a head of 8.1 GB, of 248,320 words
-    models.py head FOLDER OUTPUT     16 GB of random bfloat16, half of them a head of so many words
+    models.py head FOLDER OUTPUT     24 GB of random bfloat16, a third of it a head of so many words
     models.py head-fp8 FOLDER OUTPUT the same, which is in FOLDER, with its head in FP8 by blocks
 
 NVFP4 is stored as compressed-tensors does ("nvfp4-pack-quantized", weights only): two E2M1 codes in
