@@ -47,6 +47,10 @@ case $step in
     # NAME: a model. Its copy in FP8
     rm -rf "$root/models/$name-slim"
     python tool -P -m sparkwright model slim "$root/models/$name" --to "$root/models/$name-slim" ;;
+  slimming)
+    # What slimming takes, against a copy of the same files
+    rm -rf "$root/slimming"
+    PYTHONPATH=$root/program/ci/bench python tool -P "$root/program/ci/bench/slim.py" "$root/slimming" 24 ;;
   lookup)
     rm -rf "$root/models/lookup"
     python candidate "$rehearsal/lookup.py" "$root/models/lookup" ;;
