@@ -38,8 +38,12 @@ ARCHITECTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "nemotron-h": (
         "nemotron_h",
         "NemotronHForCausalLM",
-        # Letters, as releases of transformers have different words.
-        {"hybrid_override_pattern": "ME*E", "n_routed_experts": 16},
+        # Letters, as releases of transformers have different words. The dimensions of Nano.
+        {
+            "hybrid_override_pattern": "ME*E", "n_routed_experts": 16, "hidden_size": 2688,
+            "num_attention_heads": 32, "num_key_value_heads": 2, "mamba_num_heads": 64,
+            "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+        },
     ),
     "gpt-oss": ("gpt_oss", "GptOssForCausalLM", {"num_local_experts": 16}),
     "gemma-4": ("gemma4_text", "Gemma4ForCausalLM", {"num_hidden_layers": 6}),
