@@ -9,19 +9,15 @@ Fixtures: an isolated environment, the real tools, and the miniature upstreams a
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.support import processes
 
 from sparkwright.builder import toolchain
-from sparkwright.builder.toolchain import Toolchain
 from sparkwright.cli import demo
 from sparkwright.cli.options import default_cache
 from sparkwright.core.console import console
@@ -38,20 +34,6 @@ NOWHERE = "http://127.0.0.1:9/simple/"
 settings.register_profile("same", derandomize=True, print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("random", settings.get_profile("same"), derandomize=False, max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
-
-
-@contextlib.contextmanager
-def running(command: Sequence[str], environment: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Yield a program that leads a process group of its own, as a shell starts it; if it is left at the end, it is killed."""
-    child = subprocess.Popen(
-        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
-        preexec_fn=processes.heard,  # noqa: PLW1509  system calls, no lock
-    )  # fmt: skip
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -96,19 +78,19 @@ def user_store() -> Store:
 
 
 @pytest.fixture(scope="session")
-def tools(user_store: Store) -> Toolchain:
+def tools(user_store: Store) -> toolchain.Toolchain:
     """Return the demo's tools, nvcc among them; installed from the package index on first use."""
     project = Project(ROOT / "ci" / "sparkwright" / "demo" / "project", "demo")
     return toolchain.obtain(RunContext(project, user_store, (), ROOT / "dist"))
 
 
 @pytest.fixture(scope="session")
-def cuda_bin(tools: Toolchain) -> Path:
+def cuda_bin(tools: toolchain.Toolchain) -> Path:
     """Return the folder of nvcc, cuobjdump and nvdisasm."""
     return tools.cuda / "bin"
 
 
-def lock_demo(folder: Path, user_store: Store, tools: Toolchain, target: str = "") -> Path:
+def lock_demo(folder: Path, user_store: Store, tools: toolchain.Toolchain, target: str = "") -> Path:
     """Return a folder below *folder* with the demo's project, locked against its official wheel for the machine *target*."""
     for name in demo.SHARED:
         (folder / name).symlink_to(user_store.folder(name), target_is_directory=True)
@@ -122,7 +104,7 @@ def lock_demo(folder: Path, user_store: Store, tools: Toolchain, target: str = "
 
 
 @pytest.fixture(scope="session")
-def locked_demo(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: Toolchain) -> Path:
+def locked_demo(tmp_path_factory: pytest.TempPathFactory, user_store: Store, tools: toolchain.Toolchain) -> Path:
     """Return a folder with the locked demo; made once, to be copied."""
     return lock_demo(tmp_path_factory.mktemp("locked"), user_store, tools)
 

@@ -24,8 +24,7 @@ import msgspec
 from sparkwright import __version__
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel import archive as wheelfile
-from sparkwright.builder.wheel.archive import WheelName
-from sparkwright.builder.wheel.graft import GraftManifest
+from sparkwright.builder.wheel import graft
 from sparkwright.builder.workspace import Site, SourceTree
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core.files import sha256_bytes
@@ -63,7 +62,7 @@ def plain(
         size: Bytes of a further member that cannot be compressed; the same bytes for the same project and version.
     """
     package = project.replace("-", "_")
-    name = WheelName(package, version, tag.format(machine=MACHINE))
+    name = wheelfile.WheelName(package, version, tag.format(machine=MACHINE))
     made = {f"{package}/__init__.py": f'"""{project}."""\n\n__version__ = "{version}"\n'.encode(), **(files or {})}
     if size:
         made[f"{package}/data.bin"] = random.Random(f"{project}{version}").randbytes(size)
@@ -101,7 +100,7 @@ def ours(
     upstream = version or VERSIONS[project]
     whole = f"{upstream}+{label}.{BUILT}"
     package = project.replace("-", "_")
-    name = WheelName(package, whole, TAGS.get(project, "py3-none-any").format(machine=machine))
+    name = wheelfile.WheelName(package, whole, TAGS.get(project, "py3-none-any").format(machine=machine))
     made = dict(files or {})
     compiled: dict[str, Any] = {}
     if fork == "vllm":
@@ -110,7 +109,7 @@ def ours(
         base = {f"{package}/_big_C.abi3.so": b"of the official wheel " + upstream.encode()}
         made |= here | base
         stated = {name: "sha256=" + unpadded(data) for name, data in base.items()}
-        done = GraftManifest({name: sha256_bytes(data) for name, data in here.items()}, (), (), stated)
+        done = graft.GraftManifest({name: sha256_bytes(data) for name, data in here.items()}, (), (), stated)
         compiled = {
             "plan": hexed("plan"), "base": hexed("base", upstream), "tools": hexed("tools"), "compiler": "13.3.0 aarch64-linux-gnu",
             "isolation": isolation, "counts": {"native": 108}, "transplant": done,
@@ -156,7 +155,7 @@ def release(
         requires: What vllm requires besides. *size*: of vllm's further member. *changed*: for all of them.
     """
     headers, kernels = cutlass(folder, label=label, **changed), flashinfer(folder, label=label, **changed)
-    wanted = [f"flashinfer-python=={WheelName.parse(kernels.name).version}", *requires]
+    wanted = [f"flashinfer-python=={wheelfile.WheelName.parse(kernels.name).version}", *requires]
     served = vllm(folder, label=label, requires=wanted, size=size, **changed)
     made = [headers, kernels, served]
     for path in made if judged else ():

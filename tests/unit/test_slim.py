@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.refusals import refusal
 from tests.support import checkpoints, processes
-from tests.support.mounts import mounting_shell
+from tests.support.processes import mounting_shell
 
 from sparkwright.bench.model import checkpoint, modules, quantise, slim
 from sparkwright.bench.model.slim import CHUNK, RECORD, Format, Slimming
