@@ -94,11 +94,14 @@ case $step in
     rm -rf "$root/nodes"
     python tool -P "$rehearsal/nodes.py" "$root/program" "$environments/candidate/bin/python" "$name" "$root/models/$model" "$root/nodes" "${@:5}" ;;
   owner)
-    # NAME MODEL: a recipe. What an owner does with a release, and the canary of a pass of G5
-    night candidate "$root/owner" --only G5
-    python candidate "$rehearsal/mutants.py" "$root" scale
-    python tool -P "$rehearsal/owner.py" "$root" "$environments/candidate" "$environments/scale" "$root"/owner/*.canary.json \
-      "$name" "$root/models/$model" "${@:5}" ;;
+    # NAME MODEL: a recipe. What an owner does with a release, and the canary of a pass of G5, of a night before this or of its own
+    canary=$(echo "$root"/dist/*.canary.json)
+    if ! grep -qs " $name\"" "$canary"; then
+      night candidate "$root/owner" --only G5
+      canary=$(echo "$root"/owner/*.canary.json)
+    fi
+    python candidate "$rehearsal/mutants.py" "$root" scale-4
+    python tool -P "$rehearsal/owner.py" "$root" "$environments/candidate" "$environments/scale-4" "$canary" "$name" "$root/models/$model" "${@:5}" ;;
   harness)
     rm -rf "$root"/store/environments/harness-*
     python tool -P "$rehearsal/harness.py" "$root" ;;
