@@ -7,16 +7,13 @@ Fixtures: an isolated environment, the real tools, and the miniature upstreams a
       store/              its downloaded tools are those of the user's cache
 """
 
-import contextlib
 import os
 import shutil
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.support import processes
 
 from sparkwright.builder import toolchain
 from sparkwright.cli import demo, options
@@ -34,20 +31,6 @@ NOWHERE = "http://127.0.0.1:9/simple/"
 settings.register_profile("same", derandomize=True, print_blob=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("random", settings.get_profile("same"), derandomize=False, max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
-
-
-@contextlib.contextmanager
-def running(command: Sequence[str], environment: dict[str, str], folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Yield a program that leads a process group of its own, as a shell starts it; if it is left at the end, it is killed."""
-    child = subprocess.Popen(
-        command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, process_group=0,
-        preexec_fn=processes.heard,  # noqa: PLW1509  system calls, no lock
-    )  # fmt: skip
-    try:
-        yield child
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,9 +1,9 @@
-"""How tests expect an error of the program: by its stable reference."""
+"""How tests expect an error of the program: by its stable reference, and by what it says."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import pytest
@@ -11,22 +11,25 @@ import pytest
 from sparkwright.core.errors import SparkwrightError
 
 
-def refusal(*references: str, match: str | None = None, says: str = "", hides: str | None = None) -> pytest.RaisesExc[SparkwrightError]:
+@contextlib.contextmanager
+def refusal(
+    *references: str, match: str | None = None, details: Sequence[str] | None = None, says: str | Sequence[str] = (), hides: str | None = None
+) -> Iterator[pytest.ExceptionInfo[SparkwrightError]]:
     """
-    Return a context that expects an error with one of *references*.
+    Expect an error with one of *references* from the block.
 
     Args:
-        match: A pattern of its message.
-        says: A text of its message, its details or its advice.
+        match: A pattern of its message. *details*: all its details.
+        says: Texts that each stand in its message, its details or its advice.
         hides: A text that is nowhere in what is shown of it.
     """
-
-    def fits(error: SparkwrightError) -> bool:
-        shown = "\n".join([error.what, *error.details, error.todo])
-        hidden = hides is None or hides not in str(error.document())
-        return error.reference in references and says in shown and hidden
-
-    return pytest.raises(SparkwrightError, match=match, check=fits)
+    with pytest.raises(SparkwrightError, match=match, check=lambda error: error.reference in references) as caught:
+        yield caught
+    assert details is None or list(caught.value.details) == list(details)
+    said = "\n".join([caught.value.what, *caught.value.details, caught.value.todo])
+    for text in [says] if isinstance(says, str) else says:
+        assert text in said
+    assert hides is None or hides not in str(caught.value.document())
 
 
 def outcome(reference: str, *, match: str | None = None, says: str = "") -> AbstractContextManager[object]:

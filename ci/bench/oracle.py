@@ -6,7 +6,8 @@ the hub need not be reachable, the model is not the checkpoint: it has the dimen
 transformers' own config of the architecture with few layers, and the quantization of the recipe as
 one format for all layers but the head and the gates. So a row says what the flags and the format
 lead to, and not which layers a checkpoint leaves plain. `sparkwright model check RECIPE` reads the
-checkpoint's. The length of requests is left out, as it belongs to the checkpoint.
+checkpoint's. The length of requests is left out, as it belongs to the checkpoint. It fails where
+vLLM chooses another class of kernels than a recipe states.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def config(spec: recipe.Recipe, inherits: str, python: Path) -> dict[str, Any]:
     """Return a config.json for *spec*."""
     name = CLASSES.get(spec.name) or CLASSES[inherits]
     kind, architecture, changes = architectures()[name]
-    fields = {**({} if "layers_block_type" in changes else {"num_hidden_layers": 4}), **changes}
+    fields = {**({} if "hybrid_override_pattern" in changes else {"num_hidden_layers": 4}), **changes}
     if "512" in spec.title:
         fields["num_experts"] = 512
     words = [str(python), "-I", "-c", SCRIPT, json.dumps([kind, fields])]
@@ -162,8 +163,13 @@ def main() -> None:
     environment = environments.examine(python)
     print(f"Stack {stack}, vLLM {environment.vllm}\n")  # noqa: T201
     print("| recipe | layers: what serves them, and how many | class |\n|---|---|---|", flush=True)  # noqa: T201
+    differing = False
     for name in only or recipe.names(ROOT):
-        print(row(name, environment, python), flush=True)  # noqa: T201
+        line = row(name, environment, python)
+        print(line, flush=True)  # noqa: T201
+        differing |= not line.endswith(("| agrees |", "| |"))
+    if differing:
+        raise SystemExit("a recipe states another class of kernels than vLLM chooses")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """
 Compare `model slim` with a plain copy of the same files: seconds, and the memory that it takes.
 
-    slim.py FOLDER [GIGABYTES [SHARDS [FORMAT]]]
+    slim.py FOLDER [LAYERS [FORMAT]]
 
-Writes a model of random weights in BF16 to FOLDER, copies it and makes it slimmer in turns, each
-with its data through to the disk and the model read before, and removes all of them. Beside the
-ratio of the medians stands the error of the rounding by a power of two, against the scale that puts
-the largest number of a row at 448.
+Writes a model of random weights in BF16 to FOLDER, which has layers of Qwen3-Next in their true
+dimensions, with 32 of 512 experts; copies it and makes it slimmer in turns, each with its data
+through to the disk and the model read before, and removes all of them. Beside the ratio of the
+medians stand what a token reads before and after, and the error of the rounding by a power of two,
+against the scale that puts the largest number of a row at 448.
 """
 
 from __future__ import annotations
@@ -14,43 +15,51 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import statistics
 import struct
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
+import predict
 from sparkwright.bench.model import quantise
+from sparkwright.bench.model.checkpoint import Tensor
 from sparkwright.bench.model.slim import Format, Slimming
 from sparkwright.core.store import flush
 
 COLUMNS, ROUNDS = 4096, 3
 
 
-def write_model(folder: Path, gigabytes: float, shards: int) -> None:
-    """Write the model: each shard a matrix, of which each megabyte is the same."""
+def write_model(folder: Path, layers: int) -> None:
+    """Write the model, a shard for each layer; each two megabytes of a tensor are the same."""
     folder.mkdir(parents=True)
-    rows = max(16, int(gigabytes * 1e9 / shards / 2 / COLUMNS) // 128 * 128)
-    part = np.random.default_rng(1).standard_normal((128, COLUMNS), np.float32) * 0.02
+    config, tensors = predict.qwen(layers, 32, 10, 151936, "bf16", "bf16", "bf16")
+    part = np.random.default_rng(1).standard_normal(1 << 20, np.float32) * 0.02
     data = part.astype(ml_dtypes.bfloat16).tobytes()
+    shards: dict[str, list[tuple[str, Tensor]]] = defaultdict(list)
+    for name, tensor in tensors:
+        shards["-".join(re.findall(r"^mtp|layers.\d+", name)) or name].append((name, tensor))
     index = {}
-    for number in range(shards):
-        name, shard = f"model.layers.{number}.o_proj.weight", f"model-{number}.safetensors"
-        index[name] = shard
-        entry = {"dtype": "BF16", "shape": [rows, COLUMNS], "data_offsets": [0, 2 * rows * COLUMNS]}
-        header = json.dumps({name: entry}).encode()
-        with (folder / shard).open("wb") as stream:
+    for shard, members in shards.items():
+        entries, end = {}, 0
+        for name, tensor in members:
+            offsets = [end, end + tensor.bytes]
+            entries[name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": offsets}
+            index[name], end = f"{shard}.safetensors", offsets[1]
+        header = json.dumps(entries).encode()
+        with (folder / f"{shard}.safetensors").open("wb") as stream:
             stream.write(struct.pack("<Q", len(header)) + header)
-            for _ in range(rows // 128):
-                stream.write(data)
-        flush(folder / shard)
+            for left in range(end, 0, -len(data)):
+                stream.write(data[:left])
+        flush(folder / f"{shard}.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
-    config = {"model_type": "bench", "num_hidden_layers": shards}
     (folder / "config.json").write_text(json.dumps(config))
 
 
@@ -82,13 +91,14 @@ def error(form: str) -> float:
     return float(np.sqrt(((ours - exact) ** 2).mean() / ((theirs - exact) ** 2).mean()))
 
 
-def main(folder: str, gigabytes: str = "4", shards: str = "4", form: Format = "fp8") -> None:
+def main(folder: str, layers: str = "4", form: Format = "fp8") -> None:
     root = Path(folder)
     source, target = root / "model", root / "copy"
     seconds: dict[str, list[float]] = {"copy": [], "slim": []}
     peak = 0
     try:
-        write_model(source, float(gigabytes), int(shards))
+        write_model(source, int(layers))
+        record = Slimming(source, form).record
         size = sum(path.stat().st_size for path in source.iterdir())
         for work in (copy, slim) * ROUNDS:
             began = time.monotonic()
@@ -109,7 +119,7 @@ def main(folder: str, gigabytes: str = "4", shards: str = "4", form: Format = "f
         shutil.rmtree(target, ignore_errors=True)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
     answer = {
-        "bytes": size, "format": form, "seconds": seconds, "processors": os.cpu_count(),
+        "bytes": size, "a token reads": [record.read_before, record.read_after], "format": form, "seconds": seconds, "processors": os.cpu_count(),
         "speed by that of a copy": medians["copy"] / medians["slim"], "peak memory, bytes": peak,
         "rounding error by that of a scale of the largest": error(form),
     }  # fmt: skip

@@ -6,6 +6,8 @@ Make the models of the rehearsal, in an environment with torch and safetensors.
     models.py dense FOLDER OUTPUT    8 GB of random bfloat16, and the tokenizer of FOLDER
     models.py large FOLDER OUTPUT    the same with 22 GB, which an H200 reads in 5 ms
     models.py wide FOLDER OUTPUT     the hybrid in FOLDER with a head of 8.1 GB, of 248,320 words
+    models.py head FOLDER OUTPUT     24 GB of random bfloat16, a third of it a head of so many words
+    models.py head-fp8 FOLDER OUTPUT the same, which is in FOLDER, with its head in FP8 by blocks
 
 NVFP4 is stored as compressed-tensors does ("nvfp4-pack-quantized", weights only): two E2M1 codes in
 a byte with the first in the low bits, an E4M3 scale for 16 weights, and the divisor of a tensor.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -78,6 +81,17 @@ MIXTRAL = {
 #: model's own, which a Spark reads in 4 ms, took it 0.2 ms, of which nothing was seen beside steps
 #: of 4 ms that spread by a fifth.
 WIDTH, WORDS, DRAFTED, PROMPTS = 16384, 248_320, 32_768, 256
+#: A class whose head vLLM quantises, which that of Qwen3-Next does not.
+HEAD = {
+    "hidden_size": WIDTH, "intermediate_size": 22016, "num_hidden_layers": 3,
+    "num_attention_heads": 64, "vocab_size": WORDS,
+}  # fmt: skip
+#: Largest value of FP8, and rows and columns of a block that has a scale, as ModelOpt names it.
+FP8_MAX, SQUARE = 448.0, 128
+FP8 = {
+    "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
+    "quantized_layers": {"lm_head": {"quant_algo": "FP8_PB_WO"}},
+}  # fmt: skip
 #: Weights of a Qwen3-Next that read a state, and those that write one or have its length.
 READING = (
     "q_proj", "k_proj", "v_proj", "in_proj_qkvz", "in_proj_ba", "gate_proj", "up_proj",
@@ -211,6 +225,18 @@ def _wider(name: str, weight: torch.Tensor, times: int) -> torch.Tensor:
     return weight
 
 
+def blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return *weight* in FP8, and what its blocks are to be multiplied by."""
+    device, values, scales = "cuda" if torch.cuda.is_available() else "cpu", [], []
+    for rows in weight.split(SQUARE):
+        squares = rows.to(device).float().reshape(SQUARE, -1, SQUARE)
+        largest = squares.abs().amax((0, 2)).clamp(min=1e-12) / FP8_MAX
+        squares = squares / largest[None, :, None]
+        values.append(squares.reshape(rows.shape).to(torch.float8_e4m3fn).cpu())
+        scales.append(largest.cpu()[None, None, :, None])
+    return torch.cat(values), torch.cat(scales)
+
+
 def write_drafted(folder: Path, root: Path) -> None:
     """
     Write to *folder* the prompts of G4, of the checkout *root*, and a draft vocabulary.
@@ -235,16 +261,28 @@ def main() -> None:
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         shutil.copy(folder / name, output / name)
     config = json.loads((folder / "config.json").read_text("utf-8"))
-    if kind in ("dense", "large"):
+    head: dict[str, torch.Tensor] = {}
+    if kind in ("dense", "large", "head"):
         same = ("vocab_size", "bos_token_id", "eos_token_id", "dtype", "max_position_embeddings")
+        known = config["vocab_size"]
         config = {**LLAMA, **{name: config[name] for name in same}}
-        if kind == "large":
-            config |= LARGE
+        config |= {"large": LARGE, "head": HEAD}.get(kind, {})
         tensors = drawn(config)
+        if kind == "head":
+            # In a file of its own, so that `head-fp8` shares the rest; no other word is said.
+            head = {"lm_head.weight": tensors.pop("lm_head.weight")}
+            head["lm_head.weight"][known:] = 0
+            write_drafted(output, Path(__file__).parents[2])
     elif kind == "wide":
         tensors = widened(load_file(folder / "model.safetensors"), WIDTH // config["hidden_size"])
         config |= {"hidden_size": WIDTH, "vocab_size": WORDS}
         write_drafted(output, Path(__file__).parents[2])
+    elif kind == "head-fp8":
+        (weight,) = load_file(folder / "head.safetensors").values()
+        head["lm_head.weight"], head["lm_head.weight_scale"] = blocks(weight)
+        config["quantization_config"], tensors = FP8, {}
+        for name in ("model.safetensors", "prompts.jsonl"):
+            os.link(folder / name, output / name)
     else:
         tensors = load_file(folder / "model.safetensors")
         if kind == "moe":
@@ -255,7 +293,9 @@ def main() -> None:
         config["quantization_config"] = {**NVFP4, "ignore": [*NVFP4["ignore"], *routers]}
         tensors = quantised(tensors)
     (output / "config.json").write_text(json.dumps(config, indent=1), "utf-8")
-    save_file(tensors, output / "model.safetensors", {"format": "pt"})
+    for name, named in (("model", tensors), ("head", head)):
+        if named:
+            save_file(named, output / f"{name}.safetensors", {"format": "pt"})
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 #: cycles are 2.4 %, and 31 million made it 3.55 times as long [measured].
 FAULTS: dict[str, dict[str, object]] = {
     "scale": {"fault": "wrong-scale", "factor": 1.25},
+    "scale-4": {"fault": "wrong-scale", "factor": 4},
     "cache": {"fault": "poisoned-cache"},
     "fallback": {"fault": "fallback", "times": 2},
     "fallback-batch": {"fault": "fallback", "times": 2, "least": 2, "most": 16},

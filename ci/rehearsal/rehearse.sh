@@ -38,10 +38,19 @@ case $step in
     # NAME: the hybrid that `learned` made
     rm -rf "$root/models/wide"
     python candidate "$rehearsal/models.py" wide "$root/models/$name" "$root/models/wide" ;;
+  head)
+    # A large head, in BF16 and in FP8
+    rm -rf "$root/models/head" "$root/models/head-fp8"
+    python candidate "$rehearsal/models.py" head "$root/models/trained" "$root/models/head"
+    python candidate "$rehearsal/models.py" head-fp8 "$root/models/head" "$root/models/head-fp8" ;;
   slim)
     # NAME: a model. Its copy in FP8
     rm -rf "$root/models/$name-slim"
     python tool -P -m sparkwright model slim "$root/models/$name" --to "$root/models/$name-slim" ;;
+  slimming)
+    # What slimming takes, against a copy of the same files
+    rm -rf "$root/slimming"
+    PYTHONPATH=$root/program/ci/bench python tool -P "$root/program/ci/bench/slim.py" "$root/slimming" 24 ;;
   lookup)
     rm -rf "$root/models/lookup"
     python candidate "$rehearsal/lookup.py" "$root/models/lookup" ;;
@@ -85,11 +94,14 @@ case $step in
     rm -rf "$root/nodes"
     python tool -P "$rehearsal/nodes.py" "$root/program" "$environments/candidate/bin/python" "$name" "$root/models/$model" "$root/nodes" "${@:5}" ;;
   owner)
-    # NAME MODEL: a recipe. What an owner does with a release, and the canary of a pass of G5
-    night candidate "$root/owner" --only G5
-    python candidate "$rehearsal/mutants.py" "$root" scale
-    python tool -P "$rehearsal/owner.py" "$root" "$environments/candidate" "$environments/scale" "$root"/owner/*.canary.json \
-      "$name" "$root/models/$model" "${@:5}" ;;
+    # NAME MODEL: a recipe. What an owner does with a release, and the canary of a pass of G5, of a night before this or of its own
+    canary=$(echo "$root"/dist/*.canary.json)
+    if ! grep -qs " $name\"" "$canary"; then
+      night candidate "$root/owner" --only G5
+      canary=$(echo "$root"/owner/*.canary.json)
+    fi
+    python candidate "$rehearsal/mutants.py" "$root" scale-4
+    python tool -P "$rehearsal/owner.py" "$root" "$environments/candidate" "$environments/scale-4" "$canary" "$name" "$root/models/$model" "${@:5}" ;;
   harness)
     rm -rf "$root"/store/environments/harness-*
     python tool -P "$rehearsal/harness.py" "$root" ;;

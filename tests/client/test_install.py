@@ -226,7 +226,14 @@ def test_stack_and_channel_select_the_release(world: World) -> None:
 
 
 def test_uninstall_removes_a_release(both: User) -> None:
-    """Without the current one, nothing runs."""
+    """Not while a program has loaded a file of it; without the current one, nothing runs."""
+    hold = "import mmap, os, sys, time; loaded = mmap.mmap(os.open(sys.argv[1], os.O_RDONLY), 0, prot=1); print(flush=True); time.sleep(600)"
+    command = [sys.executable, "-c", hold, str(both.prefix / "releases" / ONE / "pyvenv.cfg")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
+        assert server.stdout
+        assert server.stdout.readline()
+        assert both.run("uninstall", ONE).reference == "release-in-use"
+        server.kill()
     assert both.run("uninstall", ONE).code == 0
     assert both.run("uninstall").document["removed"] == TWO
     assert both.listing() == {"history.json": both.listing()["history.json"]}

@@ -18,7 +18,7 @@ import pytest
 from msgspec.structs import replace
 from tests.client.world import CLIENT, MACHINE, ONE, SITE, TWO, User, Wheel, World, wheel
 from tests.refusals import refusal
-from tests.support import mounts, processes, tufindex
+from tests.support import processes, tufindex
 
 from sparkwright.client import environment, folders, locked_wheels, records
 from sparkwright.core import http
@@ -333,7 +333,7 @@ def test_full_disk_is_refused_before_anything_is_created(world: World, place: st
     install = shlex.join([*CLIENT, "install", "--trust", world.fingerprint])
     script = f"{mount} && {install} 2>&1; ls -A {folder}/releases 2>/dev/null | sed s/^/left:/"
     said = subprocess.check_output(
-        [*mounts.mounting_shell(), script], env=user.environment, text=True
+        [*processes.mounting_shell(), script], env=user.environment, text=True
     )
 
     assert "disk-full" in said

@@ -25,7 +25,7 @@ from unittest import mock
 from urllib.parse import unquote
 
 import msgspec
-from tests.support import foldertree, loopback, mounts, tufindex, wheels
+from tests.support import foldertree, loopback, processes, tufindex, wheels
 
 from sparkwright.client import locked_wheels, main
 from sparkwright.client.records import (
@@ -375,7 +375,7 @@ class User:
         """
         command = [sys.executable, "-c", FORKING]
         if prepare:
-            command = [*mounts.mounting_shell(), f"{prepare} {shlex.join(command)}"]
+            command = [*processes.mounting_shell(), f"{prepare} {shlex.join(command)}"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         with subprocess.Popen(command, env=self.environment, **pipes) as child:
 

@@ -1,28 +1,209 @@
-"""What a build leaves, a small change costs and a kill loses; what is not compiled again, built again elsewhere, or built for the other machine."""
+"""
+Builds of the demo, driven by the command line as people drive it.
+
+What a build leaves, a small change costs and a kill loses; what is not compiled again, built elsewhere, or built for the other machine.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import platform
 import shutil
 import subprocess
 import sys
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import psutil
 import pytest
-from tests.integration.conftest import Demo
-from tests.support.processes import until
+from tests.conftest import NOWHERE, lock_demo
+from tests.support import fatbins, processes
+from tests.unit.conftest import Repository, append_patch
 from uv import find_uv_bin
 
-from sparkwright.builder import toolchain
+from sparkwright.builder import ninja, toolchain
 from sparkwright.builder.wheel import archive, elf
-from sparkwright.core import process, strict_yaml
+from sparkwright.core import files, process, store, strict_yaml
 from sparkwright.demo import upstreams
+from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import MACHINES, Lock
 
 pytestmark = pytest.mark.toolchain
+
+
+class Demo:
+    """
+    A locked copy of the demo.
+
+    Attributes:
+        folder: Holds project, upstreams and store; the output goes to its ``dist``.
+        work: Where vllm is configured and compiled.
+        target: The machine that its wheels are made for; empty for this one.
+        patience: Seconds after which a program hangs.
+    """
+
+    patience = 240
+
+    def __init__(self, folder: Path, target: str = "") -> None:
+        self.folder, self.target = folder, target
+        self.series = folder / "project" / "forks" / "demo" / "vllm" / "series"
+        self.output = ["--fork", "vllm", "--output", str(folder / "dist"), *(["--target", target] if target else [])]
+        self.work = folder / "store" / "work" / "demo" / "vllm" / (f"build-{target}" if target else "build")
+
+    def command(self, verb: str, *words: str) -> list[str]:
+        """Return the command line of *verb*."""
+        mirror = f"{upstreams.HOST}={self.folder / 'upstreams'}{os.sep}"
+        return [
+            sys.executable, "-m", "sparkwright", verb, "--root", str(self.folder / "project"), "--stack", "demo",
+            "--cache-dir", str(self.folder / "store"), "--source", "git", "--mirror", mirror, *words,
+        ]  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        """Return variables with which the package index cannot be asked; all that a locked demo needs is in its store."""
+        return {**os.environ, "SPARKWRIGHT_INDEX_URL": NOWHERE, "HOME": str(self.folder)}
+
+    def run(self, verb: str, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run *verb* to its end and return what it said; it must end with *status*."""
+        done = subprocess.run(
+            self.command(verb, *words), env=self.environment(), cwd=self.folder, capture_output=True, text=True,
+            timeout=self.patience, check=False,
+        )  # fmt: skip
+        assert done.returncode == status, done.stderr
+        return done
+
+    def build(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """Build vllm, the fork that compiles, into ``dist``."""
+        return self.run("build", *self.output, *words, status=status)
+
+    @contextlib.contextmanager
+    def building(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """Yield a build of vllm that leads a process group of its own, as a shell starts it; if it is left at the end, it is killed."""
+        child = subprocess.Popen(
+            self.command("build", *self.output, *words), env=self.environment(), cwd=self.folder, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, process_group=0, preexec_fn=processes.heard,  # noqa: PLW1509  system calls, no lock
+        )  # fmt: skip
+        try:
+            yield child
+        finally:
+            child.kill()
+            child.communicate()
+
+    def calls(self) -> list[ninja.CompilerCall]:
+        """Return the compiler calls of the last run that compiled and came to its end."""
+        lines = (self.work / "launch" / ninja.FINISHED).read_bytes().splitlines()
+        calls = [msgspec.json.decode(line, type=ninja.CompilerCall) for line in lines]
+        return [msgspec.structs.replace(call, unit=call.unit.rpartition("/src/")[2]) for call in calls]
+
+    def compiled(self) -> list[str]:
+        """Return the units that the last run compiled, sorted."""
+        return sorted(call.unit for call in self.calls() if not call.hit)
+
+    def taken(self) -> list[str]:
+        """Return the units that the last run took from the compiler cache, sorted."""
+        return sorted(call.unit for call in self.calls() if call.hit)
+
+    def units(self) -> list[str]:
+        """Return all units of the two libraries, as CMake wrote them down, sorted."""
+        commands = json.loads((self.work / "build" / "compile_commands.json").read_bytes())
+        return sorted(command["file"].rpartition("/src/")[2] for command in commands)
+
+    def wheel(self) -> Path:
+        """Return the one wheel of vllm in ``dist``."""
+        (path,) = (self.folder / "dist").glob("mini_vllm-*.whl")
+        return path
+
+    @property
+    def version(self) -> str:
+        """The version of that wheel, its label included."""
+        return self.wheel().name.split("-")[1]
+
+    @property
+    def info(self) -> str:
+        """Name of that wheel's ``.dist-info`` folder."""
+        return f"mini_vllm-{self.version}.dist-info"
+
+    def sha256(self) -> str:
+        """Return the hash of that wheel."""
+        return files.sha256_file(self.wheel())
+
+    def members(self) -> dict[str, bytes]:
+        """Return the files of that wheel by name."""
+        with zipfile.ZipFile(self.wheel()) as archive:
+            return {name: archive.read(name) for name in archive.namelist()}
+
+    def processes(self) -> list[str]:
+        """Return the command lines of processes that work on this demo: those that name its folder or stand in it."""
+        found = []
+        for each in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                words = each.cmdline()
+                if each.pid != os.getpid() and (str(self.folder) in " ".join(words) or Path(each.cwd()).is_relative_to(self.folder)):
+                    found.append(" ".join(words)[:200])
+        return found
+
+    def add_patch(self, name: str, path: str, old: str, new: str) -> None:
+        """Append to the series of vllm a patch that replaces *old*, which the file at *path* of the patched tree holds once, by *new*."""
+        tree = json.loads(self.run("apply", "--fork", "vllm", "--json").stdout)["trees"][0]["patched"]
+        objects = str(self.folder / "store" / "objects.git")
+        text = subprocess.check_output(["git", "--git-dir", objects, "show", f"{tree}:{path}"], text=True)
+        assert text.count(old) == 1
+        repository = Repository(self.folder / name)
+        repository.commit({path: text.encode()})
+        append_patch(self.series.parent, f"{name}.patch", repository.patch({path: text.replace(old, new).encode()}, name.capitalize()))
+
+
+@pytest.fixture
+def demo(demo_session: RunContext) -> Demo:
+    """Return a locked demo of which nothing is built yet."""
+    return Demo(demo_session.project.root.parent)
+
+
+@pytest.fixture(scope="session")
+def both(locked_demo: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Demo, Demo]:
+    """Return a demo whose forks were all built in one go, in a store of its own, and a copy of it."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    shutil.copytree(locked_demo, folder / "demo", symlinks=True)
+    made = Demo(folder / "demo")
+    made.run("build", "--output", str(made.folder / "dist"))
+    shutil.copytree(made.folder, folder / "copy", symlinks=True)
+    return made, Demo(folder / "copy")
+
+
+@pytest.fixture(scope="session")
+def undisturbed(both: tuple[Demo, Demo]) -> Demo:
+    """Return what a build that nobody disturbed left: to be read, never to be worked on."""
+    return both[1]
+
+
+@pytest.fixture(scope="session")
+def crossed(tmp_path_factory: pytest.TempPathFactory, user_store: store.Store, tools: toolchain.Toolchain) -> Demo:
+    """Return a demo that is locked against an official wheel of the other kind of machine, and was built for that machine."""
+    other = next(machine for machine in MACHINES if machine != platform.machine())
+    program = f"{toolchain.triple(other)}-g++"
+    if shutil.which(program) is None:
+        pytest.skip(f"needs {program}: sudo apt-get install g++-{toolchain.triple(other)}")
+    made = Demo(lock_demo(tmp_path_factory.mktemp("crossed"), user_store, tools, other), other)
+    made.build()
+    return made
+
+
+@pytest.fixture
+def built_demo(both: tuple[Demo, Demo]) -> Demo:
+    """Return a demo of which everything is built, as it was right after that; CMake's folders cannot move, so it is put back in place."""
+    made, copy = both
+    shutil.rmtree(made.folder)
+    # Times come along, which ninja compares.
+    shutil.copytree(copy.folder, made.folder, symlinks=True)
+    return made
+
+
+# What a build leaves.
+
 
 COMPILED = {"mini_vllm/_C_stable_libtorch.abi3.so", "mini_vllm/_moe_C_stable_libtorch.abi3.so"}
 
@@ -117,11 +298,10 @@ def test_a_symbol_that_nothing_defines_ends_build_audit_and_gate(built_demo: Dem
     text = "undefined-symbol: mini_vllm/_moe_C_stable_libtorch.abi3.so: mini_vllm_version"
     assert (error["reference"], error["details"]) == ("audit-failed", [text])
 
-    (tmp_path / "a.cpp").write_text("void gone(int); void probe() { gone(1); }")
-    subprocess.run(["g++", "-shared", "-fPIC", "a.cpp", "-o", "a.so"], cwd=tmp_path, check=True)
+    library = fatbins.compiled(tmp_path, "void gone(int); void probe() { gone(1); }", compiler="g++")
     name = archive.WheelName("probe", "1", f"py3-none-linux_{HERE}")
     metadata = "Metadata-Version: 2.1\nName: probe\nVersion: 1\n"
-    wheel = archive.write(tmp_path, name, {"probe/_C.so": (tmp_path / "a.so").read_bytes()}, metadata, pure=False)
+    wheel = archive.write(tmp_path, name, {"probe/_C.so": library}, metadata, pure=False)
     for words in (["audit"], ["gate", "--only", "G0"]):
         text = built_demo.run(*words, str(wheel), "--json", status=1).stdout
         assert ("undefined-symbol" in text, "gone(int)" in text) == (True, True)
@@ -149,7 +329,7 @@ def test_a_build_that_is_killed_in_every_stage_ends_with_the_same_wheel(demo: De
     for stage in STAGES:
         with demo.building() as child:
             assert any(stage in line for line in child.stderr or ()), f"the build never came to {stage!r}"
-        until(lambda: not demo.processes())
+        processes.until(lambda: not demo.processes())
 
     demo.build()
 

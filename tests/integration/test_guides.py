@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.support import guides, processes, publisher, standin, tufindex, wheels
-from tests.unit.conftest import Host
+from tests.unit.conftest import Host, Repository
 from tests.unit.test_repository import ROOT, tracked
 
 from sparkwright.cli.demo import SHARED
 from sparkwright.client.environment import Prefix
-from sparkwright.core import strict_yaml
-from sparkwright.core.store import Store
+from sparkwright.core import store, strict_yaml
 from sparkwright.demo import upstreams
 from sparkwright.forks.context import RunContext
 from sparkwright.release.repository import IndexFolder
@@ -25,13 +23,6 @@ from sparkwright.release.repository import IndexFolder
 pytestmark = [pytest.mark.toolchain, pytest.mark.guides]
 
 DOCS = ROOT / "docs" / "howto"
-
-
-def git(folder: Path, *words: str) -> str:
-    """Run git in *folder*, without configuration, and return what it printed."""
-    people = {f"GIT_{who}_{what}": "t@t.example" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-    env = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, **people}
-    return subprocess.run(["git", *words], cwd=folder, env=env, capture_output=True, text=True, check=True).stdout.strip()
 
 
 @pytest.fixture(name="environment")
@@ -61,8 +52,7 @@ def _lab(demo_session: RunContext, environment: dict[str, str], tmp_path: Path) 
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(path, work / name)
     shutil.copytree(demo / "project", work, dirs_exist_ok=True)
-    for words in (["init", "--quiet", "--initial-branch=main"], ["add", "--all", "--force"], ["commit", "--quiet", "-m", "The lab's checkout"]):
-        git(work, *words)
+    Repository(work).commit({}, "The lab's checkout")
     configure(environment, tmp_path, demo / "store", {upstreams.HOST: f"{demo}/upstreams/"})
     return work
 
@@ -73,7 +63,7 @@ def configure(environment: dict[str, str], folder: Path, cache: Path, mirrors: d
     environment |= {"SPARKWRIGHT_CONFIG": str(folder / "config.yaml"), "SPARKWRIGHT_CACHE_DIR": str(cache)}
 
 
-def test_the_first_hour(user_store: Store, environment: dict[str, str], tmp_path: Path) -> None:
+def test_the_first_hour(user_store: store.Store, environment: dict[str, str], tmp_path: Path) -> None:
     """The demo runs; a reader publishes a second release from it, installs both, and rolls back."""
     (home := tmp_path / "reader").mkdir()
     (cache := tmp_path / "cache").mkdir()
@@ -133,15 +123,13 @@ def test_add_a_patch_and_take_it_out(
     (tmp_path / "message").write_text(
         "Mine\n\nAs told.\n\nUpstream-Status: Pending\nReason: the test wants it\nDrop-When: the test ends\n"
     )
-    editor = tmp_path / "editor"
-    editor.write_text('#!/bin/sh\nsed -i "1s|^|// mine\\n|" "$1"\n')
-    editor.chmod(0o755)
+    editor = processes.script(tmp_path / "editor", 'sed -i "1s|^|// mine\\n|" "$1"')
     environment |= {"EDITOR": str(editor), "MESSAGE": str(tmp_path / "message")}
     tree = Path(upstreams.__file__).parent / "upstreams" / "vllm"
     name = min(tree.rglob("*.cu")).relative_to(tree).as_posix()
     guides.run(DOCS / "write-a-patch.md", lab, environment, {**DEMO, "csrc/cache_kernels.cu": name})
 
-    assert git(lab, "status", "--porcelain", "forks") == ""
+    assert Repository(lab).git("status", "--porcelain", "forks") == ""
 
 
 def test_pick_a_pull_request(environment: dict[str, str], tmp_path: Path) -> None:

@@ -81,12 +81,16 @@ def library(folder: Path, *units: Sequence[Image], source: str = "", fatbin: byt
     (folder / "fatbin").write_bytes(
         fatbin + b"".join(container(*map(_entry, unit)) for unit in units)
     )
-    (folder / "fatbin.c").write_text(source)
-    text = f'.section .nv_fatbin,"a"\n.align 8\n.incbin "{folder}/fatbin"\n'
-    (folder / "fatbin.s").write_text(text)
-    words = ["-shared", "-fPIC", "fatbin.c", "fatbin.s", "-o", "fatbin.so", *(["-Wl,--no-as-needed", needs] if needs else [])]
-    subprocess.run(["cc", *words], cwd=folder, check=True)
-    return (folder / "fatbin.so").read_bytes()
+    (folder / "fatbin.s").write_text(f'.section .nv_fatbin,"a"\n.align 8\n.incbin "{folder}/fatbin"\n')
+    return compiled(folder, source, "fatbin.s", *(["-Wl,--no-as-needed", needs] if needs else []), name="fatbin.so")
+
+
+def compiled(folder: Path, source: str, *options: str | Path, name: str = "a.so", compiler: str = "cc") -> bytes:
+    """Return the shared library *name*, which is compiled from *source* in *folder* and stays there."""
+    text = folder / ("source.cpp" if "++" in compiler else "source.c")
+    text.write_text(source)
+    subprocess.run([compiler, "-shared", "-fPIC", text, *options, "-o", name], cwd=folder, check=True)
+    return (folder / name).read_bytes()
 
 
 def _entry(image: Image) -> bytes:

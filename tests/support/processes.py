@@ -7,14 +7,19 @@ sends is then heard only by a program that was started with `heard` as its ``pre
 """
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 #: Audit events of the interpreter that change the file system.
 WRITES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.chmod", "shutil.rmtree"}
@@ -91,3 +96,23 @@ def kill_at(step: int, run: Callable[[], object], below: str = "") -> bool:
         status = 0
     finally:
         os._exit(status)
+
+
+@functools.cache
+def mounting_shell() -> list[str]:
+    """
+    Return the command whose next argument is a shell script that may mount.
+
+    Systems that give ordinary users no namespaces (a chroot, Ubuntu 24.04 as installed) skip the test; as root it fails.
+    """
+    own = [] if os.geteuid() == 0 else ["--map-root-user"]
+    # In a plain chroot the root folder is no mount, so its propagation cannot be changed.
+    for propagation in ("private", "unchanged"):
+        command = ["unshare", *own, "--mount", "--propagation", propagation, "sh", "-c"]
+        with tempfile.TemporaryDirectory() as folder:
+            trial = f'mount -t tmpfs none "{folder}" && umount "{folder}"'
+            run = subprocess.run([*command, trial], capture_output=True, text=True, check=False)
+        if not run.returncode:
+            return command
+    reason = f"no file system can be mounted here: {run.stderr.strip() or run.returncode}"
+    raise (pytest.skip.Exception if own else pytest.fail.Exception)(reason)

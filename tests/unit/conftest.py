@@ -54,6 +54,26 @@ ROOT = Path(__file__).parents[2]
 #: What every patch of ours must say.
 TRAILERS = "Upstream-Status: Pending\nReason: the test wants it\nDrop-When: the test ends"
 
+#: A file of sixty numbered lines.
+TEXT = "".join(f"line {number}\n" for number in range(1, 61)).encode()
+
+
+def append_patch(series: Path, name: str, data: bytes) -> None:
+    """Put the patch *data* to the end of the series in the folder *series*."""
+    (series / name).write_bytes(data)
+    with (series / "series").open("a", encoding="utf-8") as listing:
+        listing.write(f"{name}\n")
+
+
+def edited(*changes: tuple[int, str], text: bytes = TEXT) -> bytes:
+    """Return *text* with other lines in place of some, by their numbers in `TEXT`."""
+    for number, line in changes:
+        old = f"line {number}\n".encode()
+        assert text.count(old) == 1
+        text = text.replace(old, line.encode())
+    return text
+
+
 #: git as the specification has it: no configuration, and a fixed person at a fixed time.
 PLAIN = {
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -68,10 +88,13 @@ PLAIN = {
 class Repository:
     """A real repository with a work tree, driven by git's own command line and by nothing of sparkwright's."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *options: str) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        self.git("init", "--quiet", "--initial-branch=main")
+        self.git("init", "--quiet", "--initial-branch=main", *options)
+        # As the large hosts, which bring a commit, and its files, by request alone.
+        for name in ("uploadpack.allowFilter", "uploadpack.allowAnySHA1InWant"):
+            self.git("config", name, "true")
 
     @property
     def url(self) -> str:
@@ -106,6 +129,10 @@ class Repository:
 
     def tree(self, revision: str = "HEAD") -> str:
         return self.git("rev-parse", f"{revision}^{{tree}}")
+
+    def link(self, path: str, commit: str) -> None:
+        """Put a submodule at *commit* into the index, to be committed."""
+        self.git("update-index", "--add", "--cacheinfo", f"160000,{commit},{path}")
 
 
 @pytest.fixture
@@ -217,11 +244,8 @@ class Host:
 
     def __init__(self, folder: Path) -> None:
         self.work = Repository(folder / "work")
-        self.path, self.root, self.cache = folder / "widget.git", folder / "project", folder / "cache"
+        self.path, self.root, self.cache = Repository(folder / "widget.git", "--bare").path, folder / "project", folder / "cache"
         self.mirrors: dict[str, str] = {}
-        self.work.git("clone", "--quiet", "--bare", ".", str(self.path))
-        for name in ("uploadpack.allowFilter", "uploadpack.allowAnySHA1InWant"):
-            self.work.git("--git-dir", str(self.path), "config", name, "true")
 
     def push(self, *refs: str) -> None:
         """Put *refs*, each as ``git push`` has it, to the host, with force; without any, the branch main."""
@@ -291,9 +315,7 @@ class Host:
         self.work.git("checkout", "--quiet", "main")
         top = f"From: T <t@t.example>\nDate: Sun, 1 Nov 2026 12:00:00 +0000\nSubject: [PATCH] {subject}\n"
         top += f"\n{text}\n\n{TRAILERS}\n---\n"
-        (self.series / name).write_bytes(top.encode() + change)
-        with (self.series / "series").open("a", encoding="utf-8") as listing:
-            listing.write(f"{name}\n")
+        append_patch(self.series, name, top.encode() + change)
 
     @property
     def ledger(self) -> Ledger:
@@ -355,7 +377,7 @@ class Nest:
     @staticmethod
     def link(repository: Repository, path: str, other: Repository, url: str) -> None:
         repository.commit({".gitmodules": f'[submodule "it"]\n\tpath = {path}\n\turl = {url}\n'.encode()})
-        repository.git("update-index", "--add", "--cacheinfo", f"160000,{other.git('rev-parse', 'HEAD')},{path}")
+        repository.link(path, other.git("rev-parse", "HEAD"))
         repository.git("commit", "--quiet", "-m", "submodule")
 
     def locked(self, **without: tuple[str, ...]) -> dict[str, VendoredLock]:
@@ -367,30 +389,23 @@ class Nest:
         }
 
 
-def write_sdist(path: Path, files: Mapping[str, bytes]) -> None:
-    """Write a source distribution of *files* to *path*."""
-    with tarfile.open(path, "w:gz") as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(f"{path.name.removesuffix('.tar.gz')}/{name}")
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-
-
 class Index:
-    """A package index with the sdists of one project, the release of `Host`'s upstream."""
+    """A package index with the files of one project, by default the release of `Host`'s upstream."""
 
-    project = "widget-kit"
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.page = root / "simple" / self.project / "index.html"
+    def __init__(self, root: Path, project: str = "widget-kit") -> None:
+        self.root, self.project = root, project
+        self.page = root / "simple" / project / "index.html"
         self.page.parent.mkdir(parents=True)
         self.page.write_text("<!DOCTYPE html>\n")
 
     def release(self, version: str, files: Mapping[str, bytes], marks: str = "") -> Path:
         """Offer the sdist of *version*, and return it; *marks* are further attributes of its link."""
-        name = f"widget_kit-{version}.tar.gz"
-        write_sdist(self.root / name, files)
+        name = f"{self.project.replace('-', '_')}-{version}.tar.gz"
+        with tarfile.open(self.root / name, "w:gz") as archive:
+            for path, data in files.items():
+                member = tarfile.TarInfo(f"{name.removesuffix('.tar.gz')}/{path}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
         return self.add(name, marks=marks)
 
     def add(self, name: str, data: bytes | None = None, marks: str = "") -> Path:

@@ -1,13 +1,17 @@
-"""Files and text from outside are hostile: reading ends, with the content or a refusal that names the place; nothing leaves its folder."""
+"""Files, archives and text from outside are hostile, and end in a refusal that names the place; what the program keeps is whole or not there."""
 
 import gzip
 import json
 import os
 import random
+import re
 import string
 import struct
 import subprocess
+import sys
 import tarfile
+import threading
+import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable
@@ -19,11 +23,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.refusals import refusal
-from tests.support import tars
+from tests.support import processes, tars
 from tests.unit.conftest import Repository
 
 from sparkwright.core import errors, files, git, strict_yaml
 from sparkwright.core.console import Console, printable
+from sparkwright.core.store import Store, replacing
 from sparkwright.forks import package_index
 
 
@@ -33,14 +38,6 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     commit: str
     arch: str = ""
     names: tuple[str, ...] = ()
-
-
-def refused(text: str, kind: Any = Pin) -> str:
-    """Return everything that is said when *text* is refused."""
-    with refusal("file-invalid") as caught:
-        strict_yaml.parse(text, kind, "pins.yaml")
-    assert "pins.yaml" in caught.value.what
-    return "\n".join([caught.value.what, *caught.value.details])
 
 
 #: Doubles with each line; no alias is expanded, so that a file of some lines cannot fill the memory.
@@ -70,7 +67,8 @@ def test_a_change_of_meaning_is_refused_where_it_stands(text: str, words: str) -
     Typos in field names, missing and repeated fields, commits that YAML reads as numbers, and aliases and merge keys, which bring in what a
     review does not see in its place, are errors that name them.
     """
-    assert words in refused(text)
+    with refusal("file-invalid", match=r"pins\.yaml", says=words):
+        strict_yaml.parse(text, Pin, "pins.yaml")
 
 
 @pytest.mark.parametrize(
@@ -95,7 +93,9 @@ def test_a_change_of_meaning_is_refused_where_it_stands(text: str, words: str) -
 )
 def test_what_is_no_plain_yaml_is_refused(text: str) -> None:
     """Broken text, endless nesting, impossible values and foreign tags end in the same kind of error, never in a crash."""
-    assert refused(text, Any if text.startswith(("[", "-", "{")) else Pin)
+    kind: Any = Any if text.startswith(("[", "-", "{")) else Pin
+    with refusal("file-invalid", match=r"pins\.yaml"):
+        strict_yaml.parse(text, kind, "pins.yaml")
 
 
 PLAIN = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc", "Zl", "Zp")), max_size=40)
@@ -156,14 +156,6 @@ def members(folder: Path, tar: bytes) -> list[tuple[str, str, bytes]]:
     return list(package_index.sdist_members(path))
 
 
-def unsafe(folder: Path, *entries: tars.Member) -> str:
-    """Return everything that is said when a tar of *entries* is refused."""
-    with refusal("archive-unsafe") as caught:
-        members(folder, tars.packed(*entries))
-    assert "mini-1.tar.gz" in caught.value.what
-    return "\n".join([caught.value.what, *caught.value.details])
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -191,7 +183,8 @@ def test_a_name_that_could_leave_the_folder_is_unsafe(tmp_path: Path, name: str)
     if "\udcff" in name:
         info.pax_headers, info.name = {}, name
 
-    assert "member: " in unsafe(tmp_path, (info, b""))
+    with refusal("archive-unsafe", match=r"mini-1\.tar\.gz", says="member: "):
+        members(tmp_path, tars.packed((info, b"")))
 
 
 LINKS = [
@@ -227,14 +220,16 @@ def test_members_that_could_leave_or_replace_something_are_refused(
     tmp_path: Path, said: str, entries: list[tars.Member]
 ) -> None:
     """Links out of the folder, what is no file (hard links, devices, pipes), members on or below another one, a second top folder."""
-    assert said in unsafe(tmp_path, *entries)
+    with refusal("archive-unsafe", match=r"mini-1\.tar\.gz", says=said):
+        members(tmp_path, tars.packed(*entries))
 
 
 @pytest.mark.parametrize("limit", ["MOST_FILES", "MOST_BYTES"])
 def test_what_is_larger_than_any_source_is_unsafe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     monkeypatch.setattr(package_index, limit, 1)
 
-    assert "larger than any source" in unsafe(tmp_path, tars.member("m/a", b"1"), tars.member("m/b", b"2"))
+    with refusal("archive-unsafe", match=r"mini-1\.tar\.gz", says="larger than any source"):
+        members(tmp_path, tars.packed(tars.member("m/a", b"1"), tars.member("m/b", b"2")))
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_SPARSE, tarfile.REGTYPE])
@@ -383,3 +378,219 @@ def test_a_table_in_a_pipe_is_as_wide_as_stated_and_breaks_no_word(
     assert widest - 3 <= max(map(len, lines)) <= widest
     assert all(line.rstrip() == line for line in lines)
     assert {*words, "d"} <= set(" ".join(lines).split())
+
+
+# The cache directory: results and git trees, whole or not there whatever kills the writer, and nobody's configuration.
+
+
+#: A record that a stage might keep.
+Record = msgspec.defstruct("Record", [("name", str), ("count", int)], frozen=True)
+
+
+def test_a_writer_killed_while_replacing_leaves_the_old_file(store: Store) -> None:
+    """Until a file is whole, its name keeps the bytes that it had."""
+    path = store.write("records/a", b"old")
+
+    def write() -> None:
+        with replacing(path) as fresh:
+            fresh.write_bytes(b"half")
+            time.sleep(60)
+
+    assert processes.killed(write, lambda: len(list(path.parent.iterdir())) == 2)
+    assert path.read_bytes() == b"old"
+
+
+def test_a_builder_killed_leaves_no_folder(store: Store) -> None:
+    """A folder that was being filled is not there under its name, and the next builder begins with an empty one."""
+    final = store.folder("wheels") / "x"
+
+    def build() -> None:
+        with store.building(final) as folder:
+            (folder / "half").touch()
+            time.sleep(60)
+
+    assert processes.killed(build, lambda: any(final.parent.rglob("half")))
+    assert not final.exists()
+    with store.building(final) as folder:
+        assert not list(folder.iterdir())
+        (folder / "whole").touch()
+    assert [path.name for path in final.parent.rglob("*")] == ["x", "whole"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b'{"name": "a"}', b'{"name": "a", "count": "1"}', b"\xff\xfe", b"\0" * 40, b"[" * 100_000])
+def test_a_damaged_record_counts_as_absent(store: Store, damage: bytes) -> None:
+    """A record that was cut off, overwritten or written by another version is made anew instead of believed."""
+    store.put("stage", "key", Record("a", 1))
+    (store.root / "records" / "stage" / "key.json").write_bytes(damage)
+
+    assert store.get("stage", "key", Record) is None
+    assert store.get("stage", "other", Record) is None
+
+
+def test_a_second_holder_waits_or_is_refused(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runs at once take turns; the second says that it waits, unless its caller does not want to."""
+    with store.lock("objects"):
+        with refusal("store-busy"), store.lock("objects", wait=False):
+            pass
+        second = threading.Thread(target=lambda: store.lock("objects").__enter__())
+        second.start()
+        second.join(0.3)
+        assert second.is_alive()
+    second.join(30)
+
+    assert not second.is_alive()
+    assert "another sparkwright works on objects; waiting" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["file", "file/cache", "a:b", "a\nb"])
+def test_a_cache_directory_that_cannot_be_one_is_refused(tmp_path: Path, name: str) -> None:
+    """Nothing is made of a file in its place, or of a path that programs would take for two."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "file").write_text("kept")
+    with refusal("cache-unusable", match=f"{name} cannot be used"):
+        Store(folder / name)
+    assert [path.read_text() for path in folder.iterdir()] == ["kept"]
+
+
+# Trees.
+
+FILES = {"a.txt": b"one\n", "src/b.c": b"int b;\r\n", "src/deep/c.h": b"\x00\x01", "run.sh": b"#!/bin/sh\n"}
+
+
+def stored(objects: git.Objects, **changes: bytes) -> str:
+    """Return a tree of `FILES`, where ``run.sh`` is executable, with *changes* (``__`` stands for a slash, ``_`` for a dot)."""
+    files = FILES | {name.replace("__", "/").replace("_", "."): data for name, data in changes.items()}
+    return objects.store_files((name, git.EXECUTABLE if name == "run.sh" else git.REGULAR, data) for name, data in files.items())
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_variables_and_configuration_of_the_user_have_no_effect(objects: git.Objects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    GIT_DIR and its like, which hooks and rebases leave in a shell, redirect nothing; autocrlf, attributes, hooks and filters of the home folder
+    change no byte of what is stored and checked out.
+    """
+    attributes, other = b"* text eol=crlf filter=x\n", tmp_path / "other"
+    expected = stored(objects, _gitattributes=attributes)
+    for name, value in {
+        "GIT_DIR": str(other),
+        "GIT_INDEX_FILE": str(other / "index"),
+        "GIT_OBJECT_DIRECTORY": str(other / "objects"),
+        "GIT_WORK_TREE": str(other),
+        "GIT_NAMESPACE": "x",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "core.autocrlf",
+        "GIT_CONFIG_VALUE_0": "true",
+        "GIT_LITERAL_PATHSPECS": "1",
+        "GIT_TRACE": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    processes.script(tmp_path / "post-checkout", f"touch '{tmp_path}/ran'")
+    with (Path.home() / ".gitconfig").open("a") as stream:
+        stream.write(f'[core]\n\thooksPath = {tmp_path}\n\teol = crlf\n[filter "x"]\n\tsmudge = tr a-z A-Z\n\trequired = true\n')
+    (Path.home() / ".config" / "git").mkdir(parents=True)
+    (Path.home() / ".config" / "git" / "attributes").write_text("* text filter=x\n")
+    fresh = git.Objects(tmp_path / "fresh.git")
+    tree = stored(fresh, _gitattributes=attributes)
+    fresh.archive(tree, tmp_path / "out")
+
+    assert tree == expected
+    assert content(tmp_path / "out") == FILES | {".gitattributes": attributes}
+    assert not other.exists()
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["back", "on"])
+def test_a_killed_checkout_is_finished(objects: git.Objects, tmp_path: Path, again: bool) -> None:
+    """`kill -9` on the way to another tree leaves a folder that the next checkout makes whole, of that tree or of the one before."""
+    many = {f"d{number % 40}/f{number}.c": b"%d\n" % number * 400 for number in range(3000)}
+    before, tree = stored(objects), objects.store_files((name, git.REGULAR, data) for name, data in many.items())
+    folder, index = tmp_path / "src", tmp_path / "index"
+    objects.checkout(before, folder, index)
+    assert processes.killed(lambda: objects.checkout(tree, folder, index), (folder / "d20").exists)
+    objects.checkout(tree if again else before, folder, index)
+    # Nor is anything left that git does not track.
+    assert content(folder) == (many if again else FILES)
+
+
+def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None:
+    """Where the cache directory lies in somebody's repository, a store that lost its HEAD is an error, and that repository stays."""
+    subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
+    objects = git.Objects(tmp_path / "objects.git")
+    tree, before = stored(objects), sorted((tmp_path / ".git").rglob("*"))
+    (objects.path / "HEAD").write_bytes(b"garbage")
+    for use in (lambda: objects.paths(tree), lambda: stored(objects), lambda: objects.checkout(tree, tmp_path / "src", tmp_path / "index")):
+        with refusal("git-failed"):
+            use()
+
+    assert sorted((tmp_path / ".git").rglob("*")) == before
+
+
+# Full disks.
+
+#: Runs the rest with ever more room below the folder $0.
+GROWING_DISK = """\
+mount -t tmpfs -o size=64k none "$0"
+for size in 64k 192k 256k 384k 768k 64m; do
+    mount --options-mode ignore -o remount,size=$size "$0"
+    "$@"
+done
+umount "$0"
+"""
+
+WRITES = """\
+import sys
+from pathlib import Path
+import msgspec
+from sparkwright.core import process
+from sparkwright.core.errors import SparkwrightError
+from sparkwright.core.git import REGULAR, Objects
+from sparkwright.core.store import Store, append_line
+
+root, upstream, data = Path(sys.argv[1]), sys.argv[2], bytes(range(256)) * 120
+
+def build(store):
+    with store.building(store.root / "built") as folder:
+        (folder / "a").write_bytes(data)
+
+try:
+    store = Store(root)
+    store.put("stage", "key", data.hex())
+    build(store)
+    with store.lock("a"):
+        append_line(store.root / "lines", msgspec.defstruct("Line", [("text", str)])(data.hex()))
+    objects = Objects(store.root / "objects.git")
+    tree = objects.store_files((f"{number}.bin", REGULAR, bytes([number]) + data) for number in range(9))
+    objects.checkout(tree, store.root / "src", store.root / "index")
+    objects.archive(tree, store.root / "other")
+    objects.run(["fetch", "-q", upstream, "main:main"])
+    process.run(["dd", "if=/dev/zero", f"of={root}/zeros", "bs=100k", "count=4"], log=root / "logs" / "dd.log")
+except SparkwrightError as error:
+    sys.exit(f"error: {error.reference}: {error.what}")
+assert store.get("stage", "key", str) == data.hex() and objects.is_complete(tree)
+sys.exit("error: none")
+"""
+
+DEMO = f"""\
+import sys
+from sparkwright.cli import main
+# With room, the package index is what it lacks.
+main.main(["demo", "--root", {str(Path(__file__).parents[2])!r}, "--cache-dir", sys.argv[1]])
+"""
+
+
+@pytest.mark.parametrize(("program", "end"), [(WRITES, "none"), (DEMO, "source-unreachable")], ids=["store", "demo"])
+def test_a_full_disk_is_disk_full_at_each_write(tmp_path: Path, repository: Repository, program: str, end: str) -> None:
+    """Records, folders, locks, lines, trees, checkouts and fetches, and whole copies; the next run, with room, finishes them."""
+    repository.commit({"big.bin": random.Random(1).randbytes(300_000)})
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    words = [str(disk), sys.executable, "-c", program, str(disk), repository.url]
+    done = subprocess.run([*processes.mounting_shell(), GROWING_DISK, *words], capture_output=True, text=True, check=False, timeout=300)
+    references = re.findall(r"^error: ([a-z-]+)", done.stderr, re.MULTILINE)
+
+    assert "Traceback" not in done.stderr
+    assert (references[0], references[-1], set(references)) == ("disk-full", end, {"disk-full", end})

@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import fake_openai_server, refserved, verdicts, wheels
-from tests.unit import gates_page
+from tests.unit import pages
 from tests.unit.conftest import ROOT, Cli
 
 from sparkwright.audit.report import AuditedWheel
@@ -280,12 +280,10 @@ def test_a_file_without_verdicts_is_refused(opened: Opened, text: str) -> None:
 
 
 def test_a_document_has_the_fields_of_the_schema() -> None:
-    """`gates_page.py` beside this file writes the schema."""
-    assert json.loads(gates_page.SCHEMA.read_text("utf-8")) == json.loads(json.dumps(gates_page.schema()))
     ran = run(msgspec.structs.replace(gate("G0", "fail"), model="2" * 64), gate("G1"))
     ladder = document(msgspec.structs.replace(ran, attempts=(Attempt(1, WHEEL.sha256, "G0"),)))
     for name, record in (("Ladder", ladder), ("Verdict", ladder["verdicts"][0])):
-        assert set(record) == set(gates_page.schema()["$defs"][name]["properties"])
+        assert set(record) == set(pages.schema()["$defs"][name]["properties"])
 
 
 @pytest.mark.parametrize("name", GATES)

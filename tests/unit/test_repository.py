@@ -2,7 +2,6 @@
 
 import ast
 import functools
-import importlib
 import re
 import shlex
 import subprocess
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit import errors_page, gates_page
+from tests.unit import pages
 
 from sparkwright.bench.recipes import preflight, recipe, traps
 from sparkwright.cli.main import COMMANDS, parsers
@@ -78,10 +77,17 @@ def test_imports_run_one_way() -> None:
     assert not found
 
 
-@pytest.mark.parametrize(("words", "users"), [(r"\bsys\.std(out|err)\b", ["ci/sparkwright/core/console.py"]), ("preexec_fn=", [])], ids=["streams", "forks"])
-def test_only_the_console_writes_to_the_standard_streams_and_no_module_forks_through_python(words: str, users: list[str]) -> None:
-    """``preexec_fn`` runs handlers of ours around the fork, and loses a Ctrl-C with its lock; `process.wrap_with_limits` does its work."""
-    assert [name_of(path) for path in MODULES if re.search(words, path.read_text("utf-8"))] == users
+@pytest.mark.parametrize(
+    ("pattern", "users"),
+    [
+        # Only the console writes to the standard streams.
+        (r"\bsys\.std(out|err)\b", ["ci/sparkwright/core/console.py"]),
+        # It runs handlers of ours around the fork, and loses a Ctrl-C with its lock; `process.wrap_with_limits` does its work.
+        ("preexec_fn=", []),
+    ],
+)
+def test_a_module_uses_only_what_it_may(pattern: str, users: list[str]) -> None:
+    assert [name_of(path) for path in MODULES if re.search(pattern, path.read_text("utf-8"))] == users
 
 
 def test_build_holds_reviewed_inputs_only() -> None:
@@ -105,11 +111,10 @@ def test_no_file_names_a_registry_or_a_machine() -> None:
     assert not found
 
 
-@pytest.mark.parametrize("name", ["errors", "files", "gates", "patches", "verbs"])
-def test_generated_page_is_up_to_date(name: str) -> None:
-    """`python tests/unit/NAME_page.py` writes it anew."""
-    page = importlib.import_module(f"tests.unit.{name}_page")
-    assert page.PAGE.read_text("utf-8") == page.render()
+@pytest.mark.parametrize("page", pages.PAGES, ids=name_of)
+def test_generated_page_is_up_to_date(page: Path) -> None:
+    """`python tests/unit/pages.py` writes it anew."""
+    assert page.read_text("utf-8") == pages.PAGES[page]()
 
 
 def test_the_page_of_the_architecture_names_what_is_there() -> None:
@@ -149,7 +154,7 @@ def test_links_between_pages_resolve() -> None:
 
 def test_references_are_stable_names_that_are_declared_once_and_used() -> None:
     """Each is in kebab-case, with what it means and what to do, and stands in the package outside the tables."""
-    declared = errors_page.entries()
+    declared = pages.entries()
     references = [reference for _, reference, advice in declared if advice.means and advice.todo]
     used = {
         node.value
@@ -184,7 +189,7 @@ COMMAND = re.compile(r"`(?:sparkwright )?((?:(?:model|patch|release) )?[a-z]+)((
 def command_references() -> set[str]:
     """Return every reference of an error of a command, and of a rule of `serve`."""
     rules = re.findall(r'Reason\(\s*"([a-z0-9-]+)"', Path(preflight.__file__).read_text())
-    return {reference for _, reference, _ in errors_page.entries()} | {*preflight.REASONS, *rules, *(trap.id for trap in traps.load())}
+    return {reference for _, reference, _ in pages.entries()} | {*preflight.REASONS, *rules, *(trap.id for trap in traps.load())}
 
 
 def test_each_failure_names_a_check_of_the_command_or_gate_that_has_it() -> None:
@@ -196,10 +201,10 @@ def test_each_failure_names_a_check_of_the_command_or_gate_that_has_it() -> None
         for part in caught.split(";"):
             gates = re.findall(r"\bG\d\b", part)
             assert set(gates) <= set(ladder.GATES)
-            owners = [gates_page.reasons(gate).keys() | server_under_test.REASONS for gate in gates] or [command_references()]
+            owners = [pages.reasons(gate).keys() | server_under_test.REASONS for gate in gates] or [command_references()]
             wrong += [(part, name) for name in REFERENCE.findall(part) if not all(name in owner for owner in owners)]
     assert wrong == []
-    known = command_references().union(server_under_test.REASONS, *map(gates_page.reasons, ladder.GATES))
+    known = command_references().union(server_under_test.REASONS, *map(pages.reasons, ladder.GATES))
     named = re.findall(r"`([a-z]+-(?:refused|unpinned|headless|b12x|slower))`", SYSTEMS)
     assert {*REFERENCE.findall(FAILURES), *named} <= known
     assert len(FAILURES.split()) <= 600

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.refusals import refusal
-from tests.support import checkpoints, mounts, processes
+from tests.support import checkpoints, processes
 
 from sparkwright.bench.model import checkpoint, modules, quantise, slim
 from sparkwright.cli import main
@@ -336,7 +336,7 @@ def test_a_full_disk_is_said_before_and_in_the_middle_and_no_shard_is_left(tmp_p
     disk.mkdir()
     script = 'mount -t tmpfs -o size=2m none "$0"\n"$@"\numount "$0"'
     words = [str(disk), sys.executable, "-c", SMALL, str(source), str(disk), how]
-    done = subprocess.run([*mounts.mounting_shell(), script, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run([*processes.mounting_shell(), script, *words], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("disk-full "), done.stdout + done.stderr
     assert says in done.stdout
     assert done.stdout.rstrip().endswith(left)

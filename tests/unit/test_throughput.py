@@ -1,9 +1,11 @@
 """The decision of a throughput gate: its error rates and messages, its report, and the gains of patches that it looks for."""
 
 import hashlib
+import json
 import math
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import verdicts, wheels
-from tests.unit import patches_page
+from tests.unit import pages as repository_pages
 
 from sparkwright.bench import records, report, results, statistics
 from sparkwright.bench.recipes import recipe as recipes
@@ -163,7 +165,8 @@ s:
       use: optional
       spark: fewer bytes a draft
       promise: {recipes: [mtp], metric: tpot, concurrency: 1, gain: 1.05}
-"""
+      measured: [{figure: time per token, ratio: 0.9, low: 0.85, high: 0.95, count: 6, machine: H200, wheel: WHEEL, baseline: WHEEL, date: "2026-11-30"}]
+""".replace("WHEEL", "a" * 64)
 
 
 def result(*differences: float, recipe: str = "mtp", stack: str = "s", concurrency: int = 1) -> results.Result:
@@ -215,7 +218,7 @@ def test_promises_share_the_error_rate(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("gain: 1.05", "gain: 0.9"), ("metric: tpot", "metric: speed"), ("use: optional", "use: sometimes"), ("recipes: [mtp]", "recipes: []")],
+    [("low: 0.85", "low: 0.91"), ("gain: 1.05", "gain: 0.9"), ("metric: tpot", "metric: speed"), ("use: optional", "use: sometimes"), ("recipes: [mtp]", "recipes: []")],
 )
 def test_effects_that_say_nothing_are_refused(old: str, new: str, tmp_path: Path) -> None:
     (tmp_path / "cherry_picks").mkdir()
@@ -224,15 +227,30 @@ def test_effects_that_say_nothing_are_refused(old: str, new: str, tmp_path: Path
         effects.load_effects(tmp_path)
 
 
-def test_a_ratio_lies_in_its_interval() -> None:
-    with pytest.raises(ValueError, match="not in its interval"):
-        effects.MeasuredEffect("time per token", 0.9, 0.91, 0.95, 6, "H200", "0" * 64, "1" * 64, "2026-11-30")
+def test_what_a_gpu_measured_is_written_into_the_reviewed_file(tmp_path: Path) -> None:
+    """A further run changes nothing; where text differs, or rounds are too few, nothing is written."""
+    shutil.copytree(ROOT / "cherry_picks", tmp_path / "cherry_picks")
+    path, texts = tmp_path / "cherry_picks" / "effects.yaml", []
+    common = {"what": "drafts", "model": "wide", "machine": "NVIDIA H200", "wheel": "0" * 64, "baseline": "1" * 64, "date": "2026-12-01"}
+    for rounds, equal in ((3, 23), (2, 24), (3, 24), (3, 24)):
+        texts.append(path.read_text("utf-8"))
+        record = ""
+        for drafted in (3.0, 3.01, 3.02)[:rounds]:
+            values = {side: {"time per token, c1, ms": [time, time]} for side, time in (("stock", 6.0), ("ours", 6.0), ("draft vocabulary", drafted))}
+            record += json.dumps({**common, "key": "k", "values": values, "equal": {"stock": 24, "ours": equal}}) + "\n"
+        (tmp_path / "drafts.jsonl").write_text(record)
+        subprocess.run([sys.executable, ROOT / "ci/bench/effects.py", "fill", "--root", tmp_path, "--output", tmp_path], check=True, capture_output=True)
+    assert texts[0] == texts[2] != texts[3] == path.read_text("utf-8")
+    by_stock, by_option = effects.load_effects(tmp_path)["2026.11"]["vllm"]["let-a-drafter-propose-from-a-reduced-vocabulary.patch"].measured
+    assert (by_stock.figure, by_stock.ratio, by_stock.count) == ("time per token, c1, ms (draft vocabulary / stock; wide)", 0.5017, 3)
+    assert by_stock.low < 0.5017 < by_stock.high
+    assert (by_stock.baseline, by_option.baseline) == ("1" * 64, "0" * 64)
 
 
 def test_every_change_of_the_default_stack_has_its_effect() -> None:
     """A patch or pick without a record, and a record of something that is not carried, are mistakes; options are those of recipes."""
-    carried = {fork: {patch.name for patch, _ in changes} for fork, changes in patches_page.carried(patches_page.DEFAULT).items() if changes}
-    recorded = effects.load_effects(ROOT)[patches_page.DEFAULT]
+    carried = {fork: {patch.name for patch, _ in changes} for fork, changes in repository_pages.carried(repository_pages.DEFAULT).items() if changes}
+    recorded = effects.load_effects(ROOT)[repository_pages.DEFAULT]
     assert {fork: set(changes) for fork, changes in recorded.items() if fork != "recipes"} == carried
     files = recipes.files(ROOT)
     text = "".join(path.read_text("utf-8") for path in files.values())
@@ -248,15 +266,5 @@ def test_every_change_of_the_default_stack_has_its_effect() -> None:
                 assert recipe in files, name
 
 
-def test_the_readme_has_the_table_of_the_default_stack() -> None:
-    """`python tests/unit/patches_page.py` writes it anew; a change without a measured effect says so."""
-    text = patches_page.README.read_text("utf-8")
-    assert text == patches_page.with_table(text)
-    rows = re.search(rf"{patches_page.BEGIN}\n(.*?){patches_page.END}", text, re.DOTALL)
-    assert rows
-    for name, effect in effects.load_effects(ROOT)[patches_page.DEFAULT]["vllm"].items():
-        (row,) = (line for line in rows[1].splitlines() if f"/{name})" in line or f"[{name}]" in line)
-        assert ("*not measured*" in row) == (not effect.measured)
-    measured = [effect for effect in effects.load_effects(ROOT)[patches_page.DEFAULT]["vllm"].values() if effect.measured]
-    assert ("No change has a measured effect on speed yet." in text) == (not measured)
-    assert len(text.splitlines()) <= 110
+def test_the_readme_stays_short() -> None:
+    assert len(repository_pages.README.read_text("utf-8").splitlines()) <= 110

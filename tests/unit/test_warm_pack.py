@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.refusals import refusal
-from tests.support import mounts, packs, standin, tars, wheels
+from tests.support import packs, processes, standin, tars, wheels
 
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.server import start_parts, warm_pack
@@ -177,7 +177,7 @@ def test_a_full_disk_leaves_no_half_overlay(tmp_path: Path) -> None:
     warm.mkdir()
     code = "import sys; from pathlib import Path; from sparkwright.bench.server import warm_pack as w; w.check_room = lambda *_: None\nw.prepare(Path(sys.argv[1]), *w.installed(Path(sys.argv[1]), 'toy-cpu'))"
     script = f'mount -t tmpfs -o size=2m,mode=700 none "{warm}" && ! "{sys.executable}" -c "$CODE" "{release}" && ls -A "{warm}"'
-    done = subprocess.run([*mounts.mounting_shell(), script], env={**os.environ, "CODE": code}, capture_output=True, text=True, check=False)
+    done = subprocess.run([*processes.mounting_shell(), script], env={**os.environ, "CODE": code}, capture_output=True, text=True, check=False)
     assert "disk-full" in done.stderr or "no room" in done.stderr, done.stderr
     assert [line for line in done.stdout.split() if line != ".lock"] == []
 

@@ -1,13 +1,16 @@
-"""What the workflows promise, held against their files: who can start what where, with which rights, and what their steps run."""
+"""What the workflows promise, held against their files: who can start what where, with which rights, and what their steps run; and the lab's settings."""
 
 import itertools
 import json
+import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
+import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from tests.support import loopback, processes, workflows
+from tests.support import lab_github, loopback, processes, workflows
+from tests.support.lab_github import REPOSITORY, TOKEN, Hub
 from tests.unit.conftest import ROOT, Repository
 
 from sparkwright.cli.main import parse
@@ -179,52 +183,50 @@ def test_scripts_are_sound(text: str) -> None:
 
 # What the scripts do.
 
-Publish = Callable[..., "subprocess.CompletedProcess[str]"]
+def script(folder: Path, name: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the script *name* of .github in *folder* with *variables* alone."""
+    folder.mkdir(exist_ok=True)
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin", **variables}
+    return subprocess.run([str(SCRIPTS / name), *words], cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
-@pytest.fixture(name="published")
-def _published(tmp_path: Path) -> Publish:
-    """Return what runs the script that brings and keeps what is published, in a folder with that name, on one bare repository."""
-    Repository(tmp_path / "seed").git("init", "--quiet", "--bare", str(tmp_path / "server" / "acme" / "wheels"))
-
-    def run(folder: str, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / folder).mkdir(exist_ok=True)
-        env = {
-            "PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "GIT_CONFIG_GLOBAL": "/dev/null",
-            "GITHUB_SERVER_URL": f"file://{tmp_path}/server", "GITHUB_REPOSITORY": "acme/wheels", **variables,
-        }  # fmt: skip
-        command = [str(SCRIPTS / "published.sh"), *words]
-        return subprocess.run(command, cwd=tmp_path / folder, env=env, capture_output=True, text=True, check=False)
-
-    return run
+def published(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the script that brings and keeps what is published, on a bare repository beside *folder*."""
+    Repository(folder.parent / "server" / "acme" / "wheels", "--bare")
+    env = {
+        "HOME": str(folder.parent), "GIT_CONFIG_GLOBAL": "/dev/null", "GITHUB_SERVER_URL": f"file://{folder.parent}/server",
+        "GITHUB_REPOSITORY": "acme/wheels", **variables,
+    }  # fmt: skip
+    return script(folder, "published.sh", *words, **env)
 
 
-def test_what_is_published_is_kept_and_who_comes_too_late_overwrites_nothing(published: Publish, tmp_path: Path) -> None:
+def test_what_is_published_is_kept_and_who_comes_too_late_overwrites_nothing(tmp_path: Path) -> None:
     """
     Where the repository cannot be asked, nothing is begun that could be pushed over what is there. The branch begins empty, takes what is
     put, and keeps its history; of two that change it at once, the second is refused.
     """
-    done = published("one", "get", GITHUB_REPOSITORY="acme/gone")
+    one, two = tmp_path / "one", tmp_path / "two"
+    done = published(one, "get", GITHUB_REPOSITORY="acme/gone")
     assert (done.returncode, "does not answer" in done.stderr) == (1, True)
-    assert not (tmp_path / "one" / "published").exists()
-    for number, folder in enumerate(("one", "two")):
+    assert not (one / "published").exists()
+    for folder in (one, two):
         assert published(folder, "get").returncode == 0
-        (tmp_path / folder / "published" / "a").write_text(str(number))
-    assert published("one", "put", "first").returncode == 0
-    assert published("two", "put", "second").returncode != 0
-    assert published("two", "get").returncode == 0
-    assert (tmp_path / "two" / "published" / "a").read_text() == "0"
-    assert published("two", "put", "nothing").stdout.strip() == "nothing changed"
+        (folder / "published" / "a").write_text(folder.name)
+    assert published(one, "put", "first").returncode == 0
+    assert published(two, "put", "second").returncode != 0
+    assert published(two, "get").returncode == 0
+    assert (two / "published" / "a").read_text() == "one"
+    assert published(two, "put", "nothing").stdout.strip() == "nothing changed"
 
 
-def test_the_token_is_on_no_command_line(published: Publish, tmp_path: Path) -> None:
+def test_the_token_is_on_no_command_line(tmp_path: Path) -> None:
     """git has the token from its environment; neither its arguments nor the repository's configuration hold it."""
     spy = processes.script(tmp_path / "bin" / "git", f'echo "$@" >>{tmp_path}/words\nexec {shutil.which("git")} "$@"')
-    variables = {"PATH": f"{spy.parent}:/usr/bin:/bin", "TOKEN": "ghs_secret"}
-    published("one", "get", **variables)
-    (tmp_path / "one" / "published" / "a").touch()
-    done = published("one", "put", "one", **variables)
-    held = (tmp_path / "words").read_text() + (tmp_path / "one/published/.git/config").read_text() + done.stdout + done.stderr
+    folder, variables = tmp_path / "one", {"PATH": f"{spy.parent}:/usr/bin:/bin", "TOKEN": "ghs_secret"}
+    published(folder, "get", **variables)
+    (folder / "published" / "a").touch()
+    done = published(folder, "put", "one", **variables)
+    held = (tmp_path / "words").read_text() + (folder / "published/.git/config").read_text() + done.stdout + done.stderr
     assert (done.returncode, re.findall("push|ghs_secret|eC1hY2Nlc3Mt", held)) == (0, ["push"])
 
 
@@ -390,11 +392,6 @@ def test_a_night_gates_again_only_after_a_change(tmp_path: Path, event: str, sam
     assert {workflows.holds(step["if"], contexts, failed=False) for step in climbing} == {not skipped}
 
 
-def _digests(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = ["/usr/bin/python3", str(SCRIPTS / "digests.py"), *words]
-    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize(
     ("change", "refused"),
     [
@@ -414,9 +411,9 @@ def test_a_folder_is_what_the_job_that_made_it_states(tmp_path: Path, change: Ca
     (folder := tmp_path / "wheels").mkdir()
     for name in ("vllm-1.whl", "cutlass-1.whl"):
         (folder / name).write_bytes(name.encode())
-    assert not _digests(tmp_path, "write", "wheels", "*", GITHUB_OUTPUT=str(tmp_path / "output")).returncode
+    assert not script(tmp_path, "digests.py", "write", "wheels", "*", GITHUB_OUTPUT=str(tmp_path / "output")).returncode
     change(folder)
-    done = _digests(tmp_path, "check", "wheels", DIGESTS=workflows.pairs(tmp_path / "output")["digests"])
+    done = script(tmp_path, "digests.py", "check", "wheels", DIGESTS=workflows.pairs(tmp_path / "output")["digests"])
 
     assert (bool(done.returncode), "::error::" in done.stderr) == (refused, refused)
     assert not list(tmp_path.rglob("evil"))
@@ -464,7 +461,7 @@ def test_wheels_are_sent_to_a_release_that_cannot_change(tmp_path: Path, immutab
     draft.mkdir(parents=True)
     (draft / "vllm-1.whl").write_text("ha")
     for _ in range(2):
-        done = subprocess.run([str(SCRIPTS / "send.sh")], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        done = script(tmp_path, "send.sh", **env)
         assert (done.returncode == 0, "could be changed" in done.stdout) == (immutable, not immutable), done
         assert ((release if immutable else draft) / "vllm-1.whl").read_text() == "whole"
 
@@ -507,10 +504,8 @@ def test_only_an_ended_run_of_the_pipeline_is_promoted(tmp_path: Path, run: str,
             self.answer(200 if known else 404, record)
 
     with loopback.Server(Api) as host:
-        env = {
-            "PATH": "/usr/bin:/bin", "GITHUB_API_URL": host.url, "GITHUB_REPOSITORY": "acme/lab", "GITHUB_TOKEN": "ghs_secret", "RUN": run,
-        }  # fmt: skip
-        done = subprocess.run([str(SCRIPTS / "run.sh")], cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        env = {"GITHUB_API_URL": host.url, "GITHUB_REPOSITORY": "acme/lab", "GITHUB_TOKEN": "ghs_secret", "RUN": run}
+        done = script(tmp_path, "run.sh", **env)
     assert bool(done.returncode) == refused, done
 
 
@@ -526,7 +521,100 @@ def test_a_gate_speaks_of_the_wheel_that_serves_alone(tmp_path: Path, name: str,
     for folder, file in (("audited", "flashinfer_python-1.verdicts.json"), ("gated", name)):
         (tmp_path / folder).mkdir()
         (tmp_path / folder / file).write_text(folder)
-    done = subprocess.run([str(SCRIPTS / "verdicts.sh")], cwd=tmp_path, check=False)
-
-    assert bool(done.returncode) == refused
+    assert bool(script(tmp_path, "verdicts.sh").returncode) == refused
     assert (tmp_path / "verdicts" / "flashinfer_python-1.verdicts.json").read_text() == "audited"
+
+
+# Ways in for strangers: the settings of the lab's repository, and the machine that takes its jobs.
+
+
+SCRIPT = ROOT / "ci" / "runner" / "check_settings.py"
+REVIEWED = {"protection_rules": [{"type": "required_reviewers"}]}
+
+
+@pytest.fixture(name="hub")
+def _hub() -> Iterator[Hub]:
+    with Hub() as hub:
+        yield hub
+
+
+def check(hub: Hub, *words: str, **variables: str) -> tuple[int, str]:
+    """Return the status of the check, and what it said."""
+    env = {"PATH": "/usr/bin:/bin", "SPARKWRIGHT_GITHUB_API": hub.url, "GITHUB_TOKEN": TOKEN, **variables}
+    done = subprocess.run([sys.executable, "-I", str(SCRIPT), *words], env=env, capture_output=True, text=True, check=False)
+    assert TOKEN not in done.stdout + done.stderr
+    return done.returncode, done.stderr
+
+
+def test_good_settings_pass_and_those_that_cannot_be_read_do_not(hub: Hub) -> None:
+    assert check(hub, REPOSITORY) == (0, "")
+    hub.settings[""]["private"] = True
+    assert check(hub, REPOSITORY) == (0, "")
+    hub.settings["/environments"] = 403
+    assert check(hub, REPOSITORY) == (5, "runner-unregistered: 403 for /environments?per_page=100&page=1.\n")
+    assert check(hub, REPOSITORY, GITHUB_TOKEN="wrong")[0] == 5
+    assert check(hub, REPOSITORY, SPARKWRIGHT_GITHUB_API="http://192.0.2.1")[1].startswith("runner-unfit")
+    assert check(hub, "unresolved")[1].startswith("runner-unresolved")
+
+
+def environments(**approve: Any) -> dict[str, Any]:
+    """Return the setting with *approve* as the environment of that name, which does not exist without any."""
+    *others, _ = lab_github.good_settings()["/environments"]["environments"]
+    return {"/environments": {"environments": [*others, *[{"name": "approve", **approve}] * bool(approve)]}}
+
+
+def deploying(*policies: dict[str, str]) -> dict[str, Any]:
+    """Return the setting with *policies* for the branches and tags that may deploy to `release`."""
+    return {"/environments/release/deployment-branch-policies": {"branch_policies": list(policies)}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"/actions/permissions/fork-pr-contributor-approval": {"approval_policy": "first_time_contributors"}}, "approval is required of first"),
+        (
+            {
+                "": {**lab_github.good_settings()[""], "private": True},
+                "/actions/permissions/fork-pr-workflows-private-repos": {"run_workflows_from_fork_pull_requests": True},
+            },
+            "workflows of forks run",
+        ),
+        (environments(), "environment approve: it does not exist"),
+        (environments(**lab_github.CHOSEN), "no required reviewers"),
+        (environments(**REVIEWED), "others than the branch main may deploy"),
+        (environments(**REVIEWED, deployment_branch_policy={"protected_branches": True, "custom_branch_policies": False}), "others than"),
+        (deploying({"name": "*"}), "environment release: others than the branch main may deploy"),
+        (deploying({"name": "main"}, {"name": "topic/*"}), "others than the branch main may deploy"),
+        (deploying({"name": "main", "type": "tag"}), "others than the branch main may deploy"),
+        ({"/actions/runners": {"runners": [*({"name": "x", "ephemeral": True},) * 150, {"name": "old"}]}}, "runner old is not for one job only"),
+    ],
+)  # fmt: skip
+def test_bad_settings_are_refused(hub: Hub, changes: dict[str, Any], message: str) -> None:
+    hub.settings |= changes
+    status, said = check(hub, REPOSITORY)
+    assert (status, said.count("\n"), said.startswith("runner-exposed: ")) == (1, 1, True)
+    assert message in said
+
+
+def test_machine_where_others_may_write_or_its_users_have_rights_is_refused(hub: Hub, tmp_path: Path) -> None:
+    # Other fixtures have folders beside it.
+    (folder := tmp_path / "machine").mkdir()
+    assert "There is no runner.env or github-token" in check(hub, SPARKWRIGHT_CONFIG_FOLDER=str(folder))[1]
+    script = runpy.run_path(str(SCRIPT))
+    faults = script["machine_faults"]
+    faults.__globals__.update(CONFIG=folder, HERE=folder, UNIT=folder / "none", SUDOERS=folder / "sudoers", USERS=("nobody",))
+    assert [*faults()] == ([f"others than root can write {folder}"] if os.geteuid() else [])
+    folder.chmod(0o777)
+    (folder / "sudoers").write_text("nobody ALL=(ALL) NOPASSWD: ALL")
+    faults.__globals__["USERS"] = ("nobody", "root", "no-such-user")
+    said = "\n".join(faults())
+    for fault in (f"write {folder}\n", "sudoers names the user nobody", "the user root is in", "no-such-user does not exist"):
+        assert fault in said
+
+
+def test_every_reference_of_the_scripts_is_in_the_guide() -> None:
+    """They are no errors of the program, whose page has the others."""
+    guide = (ROOT / "docs" / "howto" / "set-up-a-runner.md").read_text()
+    for script in (SCRIPT, SCRIPT.with_name("run-job")):
+        for word in script.read_text().replace(":", " ").replace('"', " ").split():
+            assert not word.startswith("runner-") or f"`{word}`" in guide or word.endswith((".env", "$version")), word

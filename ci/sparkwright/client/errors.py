@@ -91,6 +91,11 @@ class ClientError(SparkwrightError):
             " made.",
             "Do not install it. Tell the publisher which edit it was.",
         ),
+        "release-in-use": Advice(
+            "A program that runs has loaded files of the release, such as a server, which would"
+            " fail when it needs another one of them.",
+            "Stop it first; `sparkwright serve --list` shows the servers.",
+        ),
         "release-unknown": Advice(
             "The index has no release of that name, stack, channel, machine or Python.",
             "See `sparkwright list` for what there is; --stack names another stack.",

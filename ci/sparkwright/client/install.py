@@ -7,12 +7,13 @@ wheel, and the room. Nothing is installed into an environment that exists.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import platform
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -500,6 +501,7 @@ def uninstall(prefix: Prefix, name: str) -> str:
 
     Raises:
         nothing-installed: It is not installed.
+        release-in-use: A process runs in it.
     """
     with prefix.locked():
         prefix.remove_work_folders()
@@ -507,5 +509,15 @@ def uninstall(prefix: Prefix, name: str) -> str:
         if name not in prefix.environments():
             what = f"no release {name!r:.120}" if name else "no current release"
             raise ClientError("nothing-installed", f"{prefix.root} has {what}.")
+        if users := ", ".join(_users(prefix.environment_folder(name))):
+            raise ClientError("release-in-use", f"Processes of {name} run: {users}.")
         prefix.remove(name)
     return name
+
+
+def _users(folder: Path) -> Iterator[str]:
+    """Yield the processes of this user that have loaded a file of *folder*."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            if os.fsencode(f" {folder.resolve()}/") in maps.read_bytes():
+                yield maps.parent.name
