@@ -26,7 +26,7 @@ from urllib.request import Request, urlopen
 
 import msgspec
 
-from sparkwright.client.environment import CANARY, MARKER, Marker
+from sparkwright.client.environment import CANARY, LISTING, MARKER, Marker, describe
 
 URL, PATIENCE = "http://127.0.0.1:8143", 400
 #: Clients that ask at once, the tokens of an answer, and the seconds of a measurement.
@@ -48,10 +48,12 @@ def release(root: Path, environment: Path, canary: Path) -> Path:
     (wheel,) = (root / "dist").glob("*.whl")
     with wheel.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    version = sys.version.split()[0]
+    listing = msgspec.json.encode(describe(folder, contents=False))
+    (folder / LISTING).write_bytes(listing)
     marker = Marker(
-        name=folder.name, folder=str(folder), index="rehearsal", python=version, key=digest,
-        packages={"vllm": "0.33.0"}, channel="candidate", wheels={"vllm": digest},
+        name=folder.name, folder=str(folder), index="rehearsal", python=sys.version.split()[0],
+        key=digest, packages={"vllm": "0.33.0"}, channel="candidate", wheels={"vllm": digest},
+        listing=hashlib.sha256(listing).hexdigest(),
     )  # fmt: skip
     (folder / MARKER).write_bytes(msgspec.json.encode(marker))
     (prefix / "current").symlink_to("releases/2026.11.1")

@@ -26,7 +26,7 @@ STEP = "{root}/program/step.sh"
 COMMANDS: list[dict[str, Any]] = [
     {"name": "train", "seconds": 60, "words": ["sh", STEP, "{root}", "learned", "date"]},
     {"name": "say", "seconds": 60, "words": ["sh", STEP, "{root}", "night", f'"$1"/environments/candidate/bin/python -c "{SAY}"'], "after": ["train"]},
-    {"name": "fail", "seconds": 60, "words": ["sh", STEP, "{root}", "harness", "exit 3"], "after": ["train"], "gpu": 1},
+    {"name": "fail", "seconds": 60, "words": ["sh", STEP, "{root}", "harness", "exit 3"], "after": ["train"], "gpu": 1, "every": True},
     # It asks to be spared, and its child leaves its session.
     {"name": "hang", "seconds": 1, "words": ["sh", STEP, "{root}", "lookup", "trap '' TERM; setsid sleep 600 & echo $! > child; sleep 600"], "alone": True},
     {"name": "twice", "seconds": 60, "words": ["sh", STEP, "{root}", "wide", "echo $$ >> second; test $(wc -l < second) = 2 || sleep 600"], "gpu": 1},
@@ -103,7 +103,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 
 def test_models_are_trained_while_parts_arrive_and_the_rest_runs_when_all_are_there(host: Host) -> None:
-    """A damaged part is asked for again; a step that is late ends with all that it started; a failed one is shown once."""
+    """A damaged part is asked for again; a step that is late ends with all that it started; a failed one is shown once; none runs beside one on every GPU."""
     first, *others = host.parts
     host.parts[first], right = b"damaged", host.parts[first]
     assert "copy it again" in host.take([first])
@@ -120,6 +120,9 @@ def test_models_are_trained_while_parts_arrive_and_the_rest_runs_when_all_are_th
     assert ended == {"train": (0, False), "say": (0, False), "fail": (3, False), "hang": (-9, True)}
     assert (host.base / "root/results/say.log").read_text() == "1 packed\n"
     assert not standin.alive(int((host.base / "root/child").read_text()))
+    log = (host.base / "state" / "supervisor.log").read_text()
+    order = [log.index(f"step {event}") for event in ("say ended", "fail begins", "fail ended", "hang begins")]
+    assert order == sorted(order)
     out = host.base / "back"
     out.mkdir()
     host.run("collect", out)
