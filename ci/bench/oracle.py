@@ -42,9 +42,19 @@ INT4 = {
     "num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True,
     "dynamic": False,
 }  # fmt: skip
+FP4 = {
+    "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16,
+    "symmetric": True, "dynamic": False,
+}  # fmt: skip
 #: Beginning of a recipe's quantization → the config of it.
 FORMATS: dict[str, dict[str, Any]] = {
-    "NVFP4 (W4A16)": {"quant_method": "modelopt", "quant_algo": "W4A16_NVFP4", "ignore": PLAIN},
+    "NVFP4 (W4A16)": {
+        "quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+        "ignore": ["lm_head", "re:.*gate$", "re:.*router.*"],
+        "config_groups": {
+            "group_0": {"targets": ["Linear"], "weights": FP4, "input_activations": None},
+        },
+    },
     "NVFP4": {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": PLAIN},
     "MXFP4": {"quant_method": "mxfp4", "modules_to_not_convert": ["*self_attn", *PLAIN]},
     "AWQ": {
@@ -56,7 +66,7 @@ FORMATS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 #: Part of the name of a kernel → its class in recipes; the first that matches. FP4 kernels of
-#: modelopt's W4A16 are weight-only whatever they are called.
+#: W4A16 are weight-only whatever they are called.
 KERNELS = {
     "emulation": "emulated", "marlin": "weight-only", "w4a16": "weight-only",
     "humming": "weight-only", "wna16": "weight-only", "unquantized": "bf16", "nvfp4": "native-fp4",

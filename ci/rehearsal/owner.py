@@ -76,7 +76,7 @@ def run(prefix: Path, *words: str) -> int:
 
 
 def serve(root: Path, prefix: Path) -> subprocess.Popen[bytes]:
-    """Start a server, and return when it answers, or has ended."""
+    """Start a server, and return when it answers, or has ended; one that is late is ended."""
     recipe, model, *words = sys.argv[5:]
     port = URL.rpartition(":")[2]
     plain = ["--root", str(root / "program"), "--model", model, "--port", port]
@@ -91,6 +91,8 @@ def serve(root: Path, prefix: Path) -> subprocess.Popen[bytes]:
             return server
         time.sleep(1)
     say(log.read_text("utf-8", "replace")[-4000:])
+    server.kill()
+    server.wait()
     return server
 
 
