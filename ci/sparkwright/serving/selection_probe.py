@@ -165,7 +165,7 @@ def choice(module: Any) -> tuple[str, str] | None:
         state = str(getattr(module, "mamba_type", ""))
         if not state:
             return "attention", backend
-        kind = "mamba" if "mamba" in state else "gdn"
+        kind = "mamba" if "mamba" in backend.lower() else "gdn"
         return kind, getattr(module, "gdn_prefill_backend", backend)
     method = getattr(module, "quant_method", None)
     experts = isinstance(method, FusedMoEMethodBase)
