@@ -92,7 +92,7 @@ CHANGED = [
     "model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.k_proj", "model.layers.0.self_attn.v_proj", "model.layers.0.self_attn.o_proj",
     "model.layers.1.linear_attn.in_proj_qkvz", "model.layers.1.linear_attn.out_proj", "lm_head",
 ]  # fmt: skip
-CONFIG: dict[str, Any] = {"model_type": "qwen3_next", "num_hidden_layers": 2, "num_experts_per_tok": 1, "tie_word_embeddings": False}
+CONFIG: dict[str, Any] = {"model_type": "qwen3_5_moe_text", "num_hidden_layers": 2, "num_experts_per_tok": 1, "tie_word_embeddings": False}
 MODELOPT = {
     "quant_method": "modelopt", "quant_algo": "NVFP4", "group_size": 16, "kv_cache_scheme": {"type": "float", "num_bits": 8},
     "ignore": ["lm_head", "model.layers.0.self_attn*", "model.layers.1.linear_attn*", "mtp*", "model.visual*"],
@@ -238,6 +238,7 @@ def output(array: NDArray[Any]) -> dict[str, Any]:
         ({}, ["visual.*"], "slim-layers", "see or hear"),
         ({}, ["model.norm"], "slim-layers", "no matrix"),
         ({"tie_word_embeddings": True}, ["lm_head"], "slim-layers", "tie_word_embeddings"),
+        ({"model_type": "qwen3_next"}, ["lm_head"], "slim-layers", "no head of this class"),
         (output(np.ones((48, 40))), ["o_proj"], "slim-layers", "48, 40"),
         ({}, ["q_proj"], "mixture-joined", "qkv|q_proj"),
         ({"quantization": {"quant_method": "awq"}}, [], "slim-unsupported", "awq"),

@@ -109,5 +109,8 @@ def load_effects(root: Path) -> Effects:
 def promises(root: Path, stack: str, recipe: str) -> dict[str, PromisedEffect]:
     """Return what the changes of *stack* promise for *recipe*, by the name of the change."""
     effects = [pair for fork in load_effects(root).get(stack, {}).values() for pair in fork.items()]
-    promised = ((name.removesuffix(".patch"), effect.promise) for name, effect in effects)
-    return {name: promise for name, promise in promised if promise and recipe in promise.recipes}
+    return {
+        name.removesuffix(".patch"): effect.promise
+        for name, effect in effects
+        if effect.promise and recipe in effect.promise.recipes
+    }

@@ -204,10 +204,9 @@ def read(checkpoint: Checkpoint) -> StoredModel:
     from sparkwright.bench.model.slim import unfit
 
     listed, config = modules.listed_modules(checkpoint), modules.text_config(checkpoint.config)
-    tied = config.get("tie_word_embeddings") is True
     savings: dict[str, int] = {}
     for module in listed:
-        if module.group in ("layers", "lm_head") and not unfit(module, tied=tied):
+        if module.group in ("layers", "lm_head") and not unfit(module, config):
             # FP8 saves half of the bytes of BF16, less a scale of four bytes for each row.
             half = module.parts["weight"].bytes // 2 - 4 * module.rows
             savings[module.short] = savings.get(module.short, 0) + half
