@@ -607,9 +607,14 @@ def resolved(hub: Path, revision: str = "", *, download: bool = False) -> models
 
 
 def test_a_folder_is_served_as_it_is(tmp_path: Path) -> None:
-    """Its weights are counted from the headers, and those in other forms by their files."""
+    """Its weights are counted from the headers, and those in other forms by their files. With an index, partial files beside it are old."""
     one = models.find(str(standin.model(tmp_path / "toy")), "", {})
     assert (one.path, one.weights, one.commit) == (tmp_path / "toy", 8, "")
+    for name, text in {"model.safetensors.index.json": '{"weight_map": {"weight": "model.safetensors"}}', "old.incomplete": ""}.items():
+        (tmp_path / "toy" / name).write_text(text)
+    assert models.find(str(tmp_path / "toy"), "", {}).weights == 8
+    (tmp_path / "toy" / "model.safetensors.index.json").unlink()
+    (tmp_path / "toy" / "old.incomplete").unlink()
     (tmp_path / "toy" / "model.safetensors").rename(tmp_path / "toy" / "pytorch_model.bin")
     assert models.find(str(tmp_path / "toy"), "", {}).weights == (tmp_path / "toy" / "pytorch_model.bin").stat().st_size
 
