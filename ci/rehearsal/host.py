@@ -61,6 +61,7 @@ EVIDENCE = (
     "owner/*",
     "prefix/*/server.log",
     "predict.json",
+    "slim*/*",
     "warm/*/*.json",
     "warm/*/*.log",
     "models/*/config.json",
