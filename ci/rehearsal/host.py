@@ -52,6 +52,7 @@ RESULTS = ROOT / "results"
 EVIDENCE = (
     "results/*",
     "dist/*",
+    "fluent/*",
     "mutants/*/*",
     "stores/*/logs/**/*",
     "stores/*/records/**/*",

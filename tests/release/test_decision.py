@@ -87,7 +87,7 @@ def test_everything_shown_is_verified(case: Case) -> None:
     proved = decided(case)
     assert (proved.missing, proved.recipes) == ((), (made.RECIPE,))
     assert [(one.name, one.state) for one in proved.gates] == [(name, "pass") for name in GATES]
-    assert proved.baseline == f"stock vLLM 0.33.0 ({wheels.hexed('stock')[:16]})"
+    assert proved.baseline == f"stock vLLM 0.33.0 ({wheels.hexed('base', '0.33.0')[:16]})"
     deciding = [one for one in proved.speeds if one.state == "pass"]
     assert len(deciding) == 4
     assert all(one.low < one.ratio < one.high for one in deciding)  # type: ignore[operator]
@@ -273,6 +273,16 @@ def test_a_slower_wheel_lacks_g8(case: Case) -> None:
     wheel = (one for one in case.ladder.verdicts[-1].checks if one.name.endswith("-wheel"))
     ladder = with_gate(case.ladder, "G8", lambda one: replace(one, checks=(*throughput.checks(result), *wheel)))
     assert lacking(decided(case, ladder, result)) == [("G8", "slower")]
+
+
+def test_a_baseline_that_is_not_the_official_wheel_is_named(case: Case) -> None:
+    """Speeds against another build show nothing about the stock wheel, unless the policy says why that is enough."""
+    assert case.result.baseline
+    result = replace(case.result, baseline=replace(case.result.baseline, sha256=wheels.hexed("other")))
+    assert lacking(decided(case, result=result)) == [("G8", "baseline-other")]
+    rules = made.release_policy()
+    trimmed = replace(rules, file=replace(rules.file, other_baseline="it is trimmed"))
+    assert lacking(decided(case, result=result, rules=trimmed)) == []
 
 
 def test_a_companion_is_bound_to_the_ladder_of_what_serves(case: Case) -> None:

@@ -198,7 +198,7 @@ def _result(about: report.AuditedWheel, slower: float, cells: tuple[workloads.Wo
     return Result(
         decision.state or "inconclusive", decision.message, Subject(f"vLLM {about.version}", about.file, about.sha256, about.version, wheels.STACK),
         throughput_run.cell_results(cells, legs, range(BLOCKS), series, decision), legs,
-        baseline=Subject(f"stock vLLM {upstream}", f"vllm-{upstream}-cp38-abi3-linux_aarch64.whl", wheels.hexed("stock"), upstream),
+        baseline=Subject(f"stock vLLM {upstream}", f"vllm-{upstream}-cp38-abi3-linux_aarch64.whl", wheels.hexed("base", upstream), upstream),
         recipe=RECIPE, model="Qwen3-30B-A3B-NVFP4", host=HOST, alpha=rule.alpha, margin=max(entry.bounds.margin for entry in series),
         generator=GENERATOR, began=BEGAN,
     )  # fmt: skip

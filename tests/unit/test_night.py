@@ -30,6 +30,7 @@ from sparkwright.bench.recipes import preflight
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.cli import main
 from sparkwright.core import store, strict_yaml
+from sparkwright.core.memory import MachineMemory
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.core import builder, ladder, night, server_under_test
@@ -129,6 +130,25 @@ def test_a_stock_wheel_that_does_not_start_costs_only_what_compares_with_it(
     assert [(each.gate, each.state, each.checks[0].reason) for each in others] == [("G5", "not-run", "step-failed"), ("G8", "not-run", "step-failed")]
     assert all("it ended by itself" in each.checks[0].message for each in others)
     assert "reference could not be made" in written(tmp_path)
+
+
+def test_memory_that_is_taken_when_ours_starts_costs_its_gates_alone(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program took it while the stock wheel was recorded: the gate is not-run, with verdict and page."""
+    here, asked = MachineMemory.here, list[bool]()
+
+    def less_later(*, empty: bool = False) -> MachineMemory:
+        asked.append(empty)
+        return here(empty=empty) if asked.count(False) < 2 else replace(here(empty=empty), free=0.0)
+
+    monkeypatch.setattr(MachineMemory, "here", less_later)
+    with refusal("gate-not-run"):
+        main.run([*words, "--only", "G5"])
+    (document,) = (tmp_path / "out").glob("*.verdicts.json")
+    (verdict,) = ladder.read_verdicts(document.read_bytes()).verdicts
+    assert (verdict.state, verdict.checks[0].reason) == ("not-run", "step-failed")
+    assert "toy-cpu cannot be served here as it is" in written(tmp_path)
 
 
 def test_night_names_the_folder_in_which_a_repair_needs_a_precise_reference(

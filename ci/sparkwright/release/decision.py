@@ -61,6 +61,8 @@ REASONS: Mapping[str, str] = {
     "companion-unbound": "The verdicts of the wheel that serves do not say with which build of "
     "this one it ran.",
     "companion-other": "The wheel that serves was gated with another build of this one.",
+    "baseline-other": "G8 compared with another build than the official wheel which this one was "
+    "made from.",
     "fork-unknown": "ci/release.yaml does not say what a wheel of this fork must show.",
 }
 
@@ -248,6 +250,10 @@ def decide(
         )
     states = judged.states
     baseline = throughput.baseline if throughput else None
+    official = wheel.record.base if wheel.record else ""
+    if baseline and official not in ("", baseline.sha256) and not policy.file.other_baseline:
+        text = f"the baseline is {baseline.sha256[:16]}, the official wheel {official[:16]}"
+        missing.append(Missing("G8", "invalid", "baseline-other", line(text)))
     return Proof(
         policy=policy.digest,
         missing=tuple(

@@ -155,6 +155,7 @@ class PolicyFile(_Record, frozen=True):
         retain: How many candidates of each stack `prune` keeps.
         profile: The profile of G4 and G7, of ``ci/gates/generation.yaml``.
         workloads: What decides G8; empty for those of ``ci/gates/throughput.yaml``.
+        other_baseline: Why G8 may compare with another build than the official wheel.
     """
 
     roles: Roles
@@ -168,6 +169,7 @@ class PolicyFile(_Record, frozen=True):
     retain: Annotated[int, msgspec.Meta(ge=1)] = 12
     profile: str = "default"
     workloads: str = ""
+    other_baseline: str = ""
     sets: dict[str, SetRule] = {}
 
     @property

@@ -153,7 +153,6 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     Raises:
         file-invalid: A policy is not valid.
         UsageError: The policy has no such profile or task.
-        recipe-unfit, model-missing, checkpoint-invalid: As `preflight.check`.
         store-busy: Another run starts servers of the same recipe and gates in the same store.
     """
 
@@ -164,8 +163,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         self._recipe = recipes.load(root, options.recipe) if options.recipe else None
         _require("--profile", options.profile, self._policies.generation.profiles)
         _require("--task", options.task, self._policies.accuracy.tasks)
-        if self._recipe and options.serve:
-            preflight.check(self._recipe, (), options.serve, now=True)
+        self._fits = False
         self._stack = contextlib.ExitStack()
         # Gates run at the same time where the GPU has room for the servers of both; two runs of the
         # same gates with one recipe would read each other's server logs.
@@ -206,10 +204,12 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
 
         Raises:
             environment-unusable, recipe-unfit, variable-refused: An environment cannot serve.
+            model-missing, checkpoint-invalid: As `preflight.check`.
         """
         options = self._options
         blocked = blocked or self._lacking(name)
         if name in SERVED and not blocked:
+            self._require_fit()
             self.server.launch()
         digest = ""
         if name not in ("G0", "G8"):
@@ -226,6 +226,12 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             (lambda: self.evidence) if name == "G8" else str,
             self._model if name in SERVED else "",
         )
+
+    def _require_fit(self) -> None:
+        """Require that the server has room now; once, as later it takes that room itself."""
+        if self._recipe and self._options.serve and not self._fits:
+            preflight.check(self._recipe, (), self._options.serve, now=True)
+        self._fits = True
 
     def _lacking(self, name: str) -> Check | None:
         """Return which options, or floor, the gate *name* lacks; None if it has all."""
@@ -483,7 +489,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             measurement-invalid: The server does not answer as it should, or not twice the same, or
                 its environment is not the wheel's.
             offline, source-unreachable, command-failed: The harness cannot be installed.
+            recipe-unfit, model-missing, checkpoint-invalid: As `preflight.check`.
         """
+        self._require_fit()
         files = [name for name in self._recorded() if not (folder / name).exists()]
         precise = folder.absolute() / "precise"
         if self._repairs and folder.name != precise.name and not precise.exists():
