@@ -17,8 +17,6 @@ What is mounted is mounted in a namespace that ends with the last process in it,
 removing a root can remove nothing else.
 """
 
-from __future__ import annotations
-
 import argparse
 import configparser
 import contextlib

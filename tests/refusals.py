@@ -1,10 +1,7 @@
 """How tests expect an error of the program: by its stable reference, and by what it says."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 
 import pytest
 
@@ -32,7 +29,7 @@ def refusal(
     assert hides is None or hides not in str(caught.value.document())
 
 
-def outcome(reference: str, *, match: str | None = None, says: str = "") -> AbstractContextManager[object]:
+def outcome(reference: str, *, match: str | None = None, says: str = "") -> contextlib.AbstractContextManager[object]:
     """Return a context that expects an error with *reference*, as `refusal` does, or none if that is empty."""
     return refusal(reference, match=match, says=says) if reference else contextlib.nullcontext()
 

@@ -4,8 +4,6 @@ Builds of the demo, driven by the command line as people drive it.
 What a build leaves, a small change costs and a kill loses; what is not compiled again, built elsewhere, or built for the other machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Every command of the guides, run as it stands in them: by bash, with the real program, on the demo's upstreams or on a small index."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """What is real: the releases of stack 2026.11 as it is reviewed, fetched and patched; and the demo's wheels, which climb the real ladder up to publish."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -8,8 +8,6 @@ Builds of chosen CMake targets, end to end: a small project in vLLM's shape, its
     headers.git    vendored by widget, and a fork of the stack, which stands in for it
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import re

@@ -5,8 +5,6 @@ With random weights nothing can be asked about meaning. The model knows the cont
 gate has a sound original, and a fault of the server that changes words makes right answers wrong.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

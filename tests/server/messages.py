@@ -13,14 +13,13 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm.distributed.device_communicators import shm_broadcast
-from vllm.distributed.device_communicators.shm_broadcast import MessageQueue, SpinCondition
 
-NOTIFY = SpinCondition.notify
+NOTIFY = shm_broadcast.SpinCondition.notify
 
 
 def read(handle: object, results: Any, count: int) -> None:
     """Read *count* messages, after one that starts the clock."""
-    queue = MessageQueue.create_from_handle(handle, 0)
+    queue = shm_broadcast.MessageQueue.create_from_handle(handle, 0)
     queue.wait_until_ready()
     queue.dequeue()
     cpu, start, latencies = time.process_time(), time.monotonic(), []
@@ -30,10 +29,10 @@ def read(handle: object, results: Any, count: int) -> None:
     results.put({"latencies": latencies, "cpu": (time.process_time() - cpu) / (time.monotonic() - start)})
 
 
-def notify(lost: str, last: list[float]) -> Callable[[SpinCondition], None]:
+def notify(lost: str, last: list[float]) -> Callable[[shm_broadcast.SpinCondition], None]:
     """Return a notification that loses what *lost* says."""
 
-    def lossy(self: SpinCondition) -> None:
+    def lossy(self: shm_broadcast.SpinCondition) -> None:
         now = time.monotonic()
         if lost == "none" or (lost == "arm" and now - last[0] > 0.003):
             last[0] = now
@@ -45,7 +44,7 @@ def notify(lost: str, last: list[float]) -> Callable[[SpinCondition], None]:
 def measure(lost: str, gaps: list[float]) -> dict[str, object]:
     """Return the latency of each message, and the share of a core that the reader took."""
     shm_broadcast.SpinCondition.notify = notify(lost, [0.0])
-    queue = MessageQueue(1, 1)
+    queue = shm_broadcast.MessageQueue(1, 1)
     context = multiprocessing.get_context("fork")
     results = context.Queue()
     reader = context.Process(target=read, args=(queue.export_handle(), results, len(gaps)))

@@ -13,14 +13,13 @@ from tests.support.badserver import Listener, Say, completing, endless, head, si
 from sparkwright.bench.server.client import Client
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
-from sparkwright.gates import accuracy
-from sparkwright.gates.core import server_under_test, verdict
+from sparkwright.gates import accuracy, core
 
 # lm-eval has 66 wheels.
 pytestmark = [pytest.mark.server, pytest.mark.network]
 
 POLICY = strict_yaml.load(GATES / "accuracy.yaml", accuracy.AccuracyPolicy)
-CANDIDATE, BASELINE = server_under_test.ServerIdentity("a" * 64, "m" * 64), server_under_test.ServerIdentity("b" * 64, "m" * 64)
+CANDIDATE, BASELINE = core.server_under_test.ServerIdentity("a" * 64, "m" * 64), core.server_under_test.ServerIdentity("b" * 64, "m" * 64)
 
 #: Writes a data set of GSM8K's form as the hub's library keeps it once it was loaded.
 PREPARE = """
@@ -49,7 +48,7 @@ def saved(result: accuracy.TaskResult, folder: Path) -> Path:
     return path
 
 
-def checked(context: RunContext, url: str, baseline: Path, name: str = "largest", policy: accuracy.AccuracyPolicy = POLICY) -> dict[str, verdict.Check]:
+def checked(context: RunContext, url: str, baseline: Path, name: str = "largest", policy: accuracy.AccuracyPolicy = POLICY) -> dict[str, core.verdict.Check]:
     checks = accuracy.run(policy, name, context, Client(url), baseline, identity=CANDIDATE, floor=0.8)
     assert {check.reason for check in checks} - {""} <= set(accuracy.REASONS)
     return {check.name.removeprefix(f"{name}-"): check for check in checks}

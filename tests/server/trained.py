@@ -8,8 +8,6 @@ this repository's ``ci`` on PYTHONPATH; *GATES* is ``ci/gates``. On one machine,
 transformers in `learnt.SHAPES`; the hybrids are made on a GPU, in minutes.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import random

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 from tests.support.byte_model_server import ByteModelServer, Message, called, sound_talk
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.gates import dirty_text, text_checks
-from sparkwright.gates.core import server_under_test, verdict
+from sparkwright.gates import core, dirty_text, text_checks
 
 ROOT = Path(__file__).parents[2]
 _TOY = recipes.load(ROOT, "toy-cpu")
@@ -62,12 +61,12 @@ def record(policy: text_checks.GenerationPolicy, every: int = 0) -> dirty_text.S
     with ByteModelServer() as stock:
         if every:
             stock.talk = Talker(stock, every, lambda *_: True, 11)
-        return dirty_text.record(policy, stock.client, "{prompt}", RECIPE, server_under_test.ServerIdentity(wheel="b" * 64))
+        return dirty_text.record(policy, stock.client, "{prompt}", RECIPE, core.server_under_test.ServerIdentity(wheel="b" * 64))
 
 
 def rates(
     policy: text_checks.GenerationPolicy, every: int, condition: Condition, stock: dirty_text.StockText, *, pause_s: float = 0.0, drafts: bool = True
-) -> dict[str, verdict.Check]:
+) -> dict[str, core.verdict.Check]:
     """
     Return the checks of a server that drafts tokens and is dirty in one of *every* so many answers under *condition*.
 

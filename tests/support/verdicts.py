@@ -33,10 +33,9 @@ from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Subjec
 from sparkwright.bench.statistics import DecisionRule, attempt_alpha, decide
 from sparkwright.core import files, states, strict_yaml
 from sparkwright.gates import accuracy as tasks
-from sparkwright.gates import numerics, text_checks, throughput, throughput_run
+from sparkwright.gates import core, numerics, text_checks, throughput, throughput_run
 from sparkwright.gates.core import ladder as ladders
 from sparkwright.gates.core import policy as gate_policy
-from sparkwright.gates.core import server_under_test
 from sparkwright.gates.core.verdict import (
     Attempt,
     Check,
@@ -63,7 +62,7 @@ BEGAN = 1_795_305_600.0
 #: Of the measurements of G8.
 NOISE, BLOCKS, GENERATOR = 0.001, 4, "vllm-rs 0.33.0"
 #: The recipe and the task by which the made-up ladders are climbed, and a library of their wheels.
-RECIPE, TASK = "qwen3.6-35b-a3b-nvfp4-mtp3", server_under_test.GateOptions().task
+RECIPE, TASK = "qwen3.6-35b-a3b-nvfp4-mtp3", core.server_under_test.GateOptions().task
 #: One of each group that the repository's policy asks for.
 RECIPES = ("qwen3-30b-a3b-nvfp4", RECIPE)
 

@@ -1,7 +1,5 @@
 """Builders that several unit tests share: real repositories, and the command line as a process of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -4,8 +4,6 @@ Pages and tables that state facts, made from the program: docs/reference, cherry
 ``PYTHONPATH=ci:. python tests/unit/pages.py`` writes them all; `test_repository` fails while one is out of date.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import importlib

@@ -1,7 +1,5 @@
 """The audit on real wheels: archives, host code, device code in the form that nvcc writes; its readers of ELF files and fatbins."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

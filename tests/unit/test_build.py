@@ -1,7 +1,5 @@
 """A build: its tools, preflight, its tree, label and wheels; arch rules, and the plan of every unit; what CMake asks for; pins."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -16,18 +16,17 @@ from tests.support import converters, fake_gpu, fatbins, processes, wheels
 from sparkwright.builder import host_info
 from sparkwright.cli import gate as gate_verb
 from sparkwright.core.process import Limits
-from sparkwright.gates import device, numerics, nvfp4, operators
-from sparkwright.gates.core import ladder, verdict
+from sparkwright.gates import core, device, numerics, nvfp4, operators
 
 
-def run(tree: Path, policy: numerics.NumericsPolicy, scratch: Path) -> dict[str, verdict.Check]:
+def run(tree: Path, policy: numerics.NumericsPolicy, scratch: Path) -> dict[str, core.verdict.Check]:
     """Return the checks by name."""
     checks = numerics.run({"mini": tree}, policy, (), scratch)
     assert {check.reason for check in checks} - {""} <= set(numerics.REASONS)
     return {check.name: check for check in checks}
 
 
-def judged(tmp_path: Path, header: str, seconds: float = 240) -> verdict.Check:
+def judged(tmp_path: Path, header: str, seconds: float = 240) -> core.verdict.Check:
     """Return the check of a converter of two values in *header*."""
     (tmp_path / "a.hpp").write_text(header, "utf-8")
     unit = numerics.Unit("mini", ("a.hpp",), (numerics.Converter("bad", "encode", "return convert(x);", lanes=2),))
@@ -182,7 +181,7 @@ def test_a_failing_driver_is_no_machine_without_a_gpu(tmp_path: Path, monkeypatc
     checks = device.run(fake_gpu.POLICY, tmp_path, WHEEL, "sm_121f", Path(sys.executable))
     assert {(check.state, check.reason) for check in checks} == {("not-run", "driver-failing")}
     assert checks[0].message == "the driver is failing: NVIDIA-SMI has failed"
-    assert ladder.host_facts()["driver"] == checks[0].message
+    assert core.ladder.host_facts()["driver"] == checks[0].message
     assert gate_verb._machine(argparse.Namespace(gpu=None))["gpus"] == [checks[0].message]
     program.unlink()
     assert host_info.driver_fault() == ""

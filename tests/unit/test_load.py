@@ -17,10 +17,9 @@ from tests.refusals import refusal
 from tests.support import processes, refserved, thread_load
 from tests.support.fake_openai_server import Behaviour, FakeServer, Fault, started
 
-from sparkwright.bench import quick_look, records
+from sparkwright.bench import model, quick_look, records
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import monitor
-from sparkwright.bench.model import modules
 from sparkwright.builder import host_info
 from sparkwright.cli import main
 from sparkwright.core import memory, strict_yaml
@@ -194,7 +193,7 @@ def test_bench_warns_of_a_busy_machine_and_a_slow_gpu_and_measures_each_cell(
     assert first["load"] == {"request_rate": 200.0, "natural_length": True}
     assert written["warnings"] == ["machine-busy: others use 90%", "slow-clock: the GPU stays at 702 MHz"]
     # What `model inspect` predicts by.
-    kept = Store(tmp_path / "cache").get(*modules.BANDWIDTH, modules.Bandwidth)
+    kept = Store(tmp_path / "cache").get(*model.modules.BANDWIDTH, model.modules.Bandwidth)
     assert kept is not None
     assert kept.gigabytes > 0
     shown = capsys.readouterr()

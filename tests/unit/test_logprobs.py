@@ -16,15 +16,14 @@ from tests.support import byte_model_server
 
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.core import strict_yaml
-from sparkwright.gates import logprobs
-from sparkwright.gates.core import server_under_test, verdict
+from sparkwright.gates import core, logprobs
 
 #: The real limits on fewer and shorter texts.
 POLICY = replace(
     strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "logprobs.yaml", logprobs.LogprobsPolicy), texts=12, tokens=64, top=5, decode_texts=8, decode_prompt=24, decode_tokens=40, decode_batch=4,
     corpus={f"genre {number}": (f"{number * 7919} cats sat on {number * 104729} mats in the rain.",) for number in range(12)},
 )  # fmt: skip
-OFFICIAL = server_under_test.ServerIdentity("a" * 64, "m" * 64, {"gpu": "one"}, ("--max-model-len=4096",))
+OFFICIAL = core.server_under_test.ServerIdentity("a" * 64, "m" * 64, {"gpu": "one"}, ("--max-model-len=4096",))
 CANDIDATE = replace(OFFICIAL, wheel="c" * 64)
 
 
@@ -53,9 +52,9 @@ def compared(
     against: logprobs.Reference,
     tmp_path: Path,
     policy: logprobs.LogprobsPolicy = POLICY,
-    served: server_under_test.ServerIdentity = CANDIDATE,
+    served: core.server_under_test.ServerIdentity = CANDIDATE,
     **options: Any,
-) -> dict[str, verdict.Check]:
+) -> dict[str, core.verdict.Check]:
     """Return the checks of *server*; each name and reason is declared."""
     save(against, tmp_path / "logprobs.json")
     found = logprobs.run(policy, server.client, tmp_path / "logprobs.json", served=served, **{"announces_cache": True, **options})

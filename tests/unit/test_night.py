@@ -29,8 +29,7 @@ from sparkwright.bench.model import slim
 from sparkwright.bench.recipes import preflight
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.cli import main
-from sparkwright.core import store, strict_yaml
-from sparkwright.core.memory import MachineMemory
+from sparkwright.core import memory, store, strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates.core import builder, ladder, night, server_under_test
@@ -136,13 +135,13 @@ def test_memory_that_is_taken_when_ours_starts_costs_its_gates_alone(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another program took it while the stock wheel was recorded: the gate is not-run, with verdict and page."""
-    here, asked = MachineMemory.here, list[bool]()
+    here, asked = memory.MachineMemory.here, list[bool]()
 
-    def less_later(*, empty: bool = False) -> MachineMemory:
+    def less_later(*, empty: bool = False) -> memory.MachineMemory:
         asked.append(empty)
         return here(empty=empty) if asked.count(False) < 2 else replace(here(empty=empty), free=0.0)
 
-    monkeypatch.setattr(MachineMemory, "here", less_later)
+    monkeypatch.setattr(memory.MachineMemory, "here", less_later)
     with refusal("gate-not-run"):
         main.run([*words, "--only", "G5"])
     (document,) = (tmp_path / "out").glob("*.verdicts.json")

@@ -1,7 +1,5 @@
 """Programs that are run: the last lines in the error, the words that decide, nothing left running; builds, which reach no network; and compiling with real ninja."""
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

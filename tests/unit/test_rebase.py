@@ -1,7 +1,5 @@
 """Upkeep: rebase and export, where a maintainer works with plain git under a configuration of the worst kind; drift, and the bump to a release."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

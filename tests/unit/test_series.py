@@ -1,7 +1,5 @@
 """The series: diffs are read without loss, patches apply at the very lines they name, a conflict is explained; picks, and their ledger."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil
@@ -20,8 +18,7 @@ from sparkwright.cli import main
 from sparkwright.core import git, strict_yaml
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.git import Objects, blob_id
-from sparkwright.forks import fetch
-from sparkwright.forks.stack import UNRESOLVED
+from sparkwright.forks import fetch, stack
 
 # Diffs.
 
@@ -375,7 +372,7 @@ def test_an_open_one_is_pinned_as_what_its_branch_has(upstream: Host) -> None:
     upstream.work.commit({"b.txt": b"two\n"}, "Meanwhile")
     upstream.push()
     made = run(upstream, "7", *WHY)
-    assert (made.state, made.merge, made.base, made.files) == (UNRESOLVED, "", start, ("a.txt", "c.txt"))
+    assert (made.state, made.merge, made.base, made.files) == (stack.UNRESOLVED, "", start, ("a.txt", "c.txt"))
     upstream.write(msgspec.structs.replace(made, title="Improve it"))
     assert (made.title, run(upstream, "7").title) == ("pr7 2", "Improve it")
     with refusal("pull-request-gone"):
@@ -474,8 +471,8 @@ MERGED = {**OPEN, "state": "merged", "merge": MERGE}
     ("records", "words"),
     [
         ([OPEN, {**OPEN, "number": 8}, MERGED, {**OPEN, "number": 8}], "listed twice: #7, #8"),
-        ([{**OPEN, "head": UNRESOLVED, "stacks": {"test": {}}}], "#7 is carried by test, but its diff is not pinned"),
-        ([{**OPEN, "patch_id": UNRESOLVED, "stacks": {"test": {}}}], "#7 is carried by test, but its diff is not pinned"),
+        ([{**OPEN, "head": stack.UNRESOLVED, "stacks": {"test": {}}}], "#7 is carried by test, but its diff is not pinned"),
+        ([{**OPEN, "patch_id": stack.UNRESOLVED, "stacks": {"test": {}}}], "#7 is carried by test, but its diff is not pinned"),
         ([{**OPEN, "base": "a" * 39}], ".base`"),
         ([{**OPEN, "head": "main"}], ".head`"),
         ([OPEN, {**OPEN, "number": "8"}], "$.records[1].number"),

@@ -1,7 +1,5 @@
 """Sources: what the lock names, from wherever the mirror map says and in whatever state hosts are, verified, and never anything else; mirrors."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

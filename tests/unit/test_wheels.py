@@ -1,7 +1,5 @@
 """Wheels that are rewritten, grafted, or made by a backend, also for another machine; their bills of materials; what is refused."""
 
-from __future__ import annotations
-
 import csv
 import fnmatch
 import io

@@ -6,8 +6,6 @@ stands in the JSON file that SPARKWRIGHT_TEST_FAULT_FILE names and that is looke
 turn; it is replaced as a whole. README.md lists the faults.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib
