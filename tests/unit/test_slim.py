@@ -116,17 +116,17 @@ def write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 
 
 def tensors(folder: Path) -> dict[str, NDArray[Any]]:
-    """Return all tensors of a model, each of which lies at a multiple of its width."""
+    """Return all tensors of a model; in shards that were written anew, each lies at a multiple of its width."""
     arrays = {}
     for path in folder.glob("*.safetensors"):
         data = path.read_bytes()
         begin = 8 + int.from_bytes(data[:8], "little")
-        for name, entry in json.loads(data[8:begin]).items():
-            if name != "__metadata__":
-                first, last = entry["data_offsets"]
-                kind = np.dtype(TYPES[entry["dtype"]])
-                assert folder.name == "source" or (begin + first) % kind.itemsize == 0
-                arrays[name] = np.frombuffer(data[begin + first : begin + last], kind).reshape(entry["shape"])
+        entries = json.loads(data[8:begin])
+        anew = entries.pop("__metadata__", None)
+        for name, entry in entries.items():
+            (first, last), kind = entry["data_offsets"], np.dtype(TYPES[entry["dtype"]])
+            assert not anew or (begin + first) % kind.itemsize == 0
+            arrays[name] = np.frombuffer(data[begin + first : begin + last], kind).reshape(entry["shape"])
     return arrays
 
 
@@ -203,8 +203,14 @@ def test_chosen_matrices_change_and_every_other_byte_stays(
     assert sorted(record["layers"]) == sorted(CHANGED)
     for shard, hashes in record["shards"].items():
         assert (hashes["source"], hashes["sha256"]) == (files.sha256_file(source / shard), files.sha256_file(tmp_path / "out" / shard))
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names == {"model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.json", slim.RECORD}
+    assert contents(tmp_path / "out").keys() == {"model-1.safetensors", "model-2.safetensors", "model.safetensors.index.json", "config.json", "tokenizer.json", slim.RECORD}
+
+
+def test_a_shard_without_a_chosen_matrix_is_the_same_file(tmp_path: Path) -> None:
+    source, out, shard = model(tmp_path / "source"), tmp_path / "out", "model-2.safetensors"
+    record = slim.Slimming(source, "fp8", ["lm_head"]).write(out)
+    digest = files.sha256_file(source / shard)
+    assert (files.sha256_file(out / shard), record.shards[shard]) == (digest, slim.ShardRecord(digest, digest))
 
 
 def test_the_algorithm_of_a_file_of_its_own_is_declared_in_the_config(tmp_path: Path) -> None:
@@ -270,8 +276,7 @@ def test_a_model_without_a_matrix_that_may_change_is_refused(tmp_path: Path) -> 
 
 def test_a_tied_head_stays_where_no_layer_is_named(tmp_path: Path) -> None:
     after = slimmed(model(tmp_path / "source", tie_word_embeddings=True), tmp_path / "out")
-    assert after["lm_head.weight"].dtype == ml_dtypes.bfloat16
-    assert "lm_head.weight_scale" not in after
+    assert (after["lm_head.weight"].dtype, "lm_head.weight_scale" in after) == (ml_dtypes.bfloat16, False)
 
 
 # Kills, other sources, and full disks.
