@@ -438,8 +438,8 @@ def test_a_model_without_a_floor_stops_no_other_gate(built: Built, served: GateO
         assert blocked == [("G4", None), ("G5", None), ("G6", "floor-missing"), ("G7", None)]
         assert {len(builder.gate(name).model) for name in ("G1", "G6")} == {0, 64}
         assert builder.gate("G6").policy
-    with refusal("model-missing"):
-        built(replace(options, recipe="qwen3-30b-a3b-nvfp4"))
+    with built(replace(options, recipe="qwen3-30b-a3b-nvfp4")) as builder, refusal("model-missing"):
+        builder.gate("G6")
 
 
 def test_an_environment_that_cannot_serve_is_refused_before_any_gate(built: Built, served: GateOptions, wheel: Path, tmp_path: Path) -> None:
