@@ -236,7 +236,8 @@ def serve(arguments: argparse.Namespace) -> dict[str, Any] | None:
             console.warn(f"variables of this shell that the unit lacks: {text}")
         console.result(_unit(arguments.words))
         return None
-    return _start(plan, dry_run=arguments.dry_run, explained=arguments.explain_start is not None)
+    explained = arguments.explain_start is not None
+    return _start(plan, dry_run=arguments.dry_run, explained=explained)
 
 
 def _request(arguments: argparse.Namespace) -> ServeRequest:
@@ -287,9 +288,8 @@ def _unit(words: Sequence[str]) -> str:
 def _check_health(arguments: argparse.Namespace) -> dict[str, Any]:
     from sparkwright.serving import health
 
-    url = arguments.health or launch.local_url(
-        arguments.host or "127.0.0.1", arguments.port or 8000
-    )
+    host, port = arguments.host or "127.0.0.1", arguments.port or 8000
+    url = arguments.health or launch.local_url(host, port)
     key = os.environ.get("VLLM_API_KEY", "")
     state = health.check(url, arguments.patience, key)
     if failure := FAILURES.get(state.state):
@@ -309,16 +309,8 @@ def _list() -> dict[str, Any]:
     for server in servers:
         own = (server.pid, *guard.descendants(server.pid))
         held = sum(tenant.gib for tenant in machine.tenants if tenant.pid in own)
-        rows.append(
-            (
-                str(server.pid),
-                server.release,
-                server.recipe or server.model,
-                server.url,
-                f"{held:.1f}",
-                f"{server.needed_gib:.1f}",
-            )
-        )
+        names = (str(server.pid), server.release, server.recipe or server.model, server.url)
+        rows.append((*names, f"{held:.1f}", f"{server.needed_gib:.1f}"))
     console.table(
         "Servers",
         ("pid", "release", "recipe", "address", ">GiB now", ">planned"),
@@ -389,15 +381,11 @@ def _show(plan: ServingPlan) -> None:
         ("variables", "\n".join(f"{name}={value}" for name, value in variables)),
     ]
     console.table("The server", ("", "plan"), [row for row in rows if row[1]])
-    tokens = f"{memory.shape.tokens(memory.cache or 0.0):,} tokens fit"
+    fitting = f"{memory.shape.tokens(memory.cache or 0.0):,} tokens fit"
+    fitting = fitting if memory.shape.token else "what fits is known after the download"
     sizes = [
         ("weights", memory.weights, weights if memory.weights else "unknown"),
-        (
-            "cache",
-            memory.cache or 0.0,
-            (tokens if memory.shape.token else "what fits is known after the download")
-            + f"; a request has {memory.length:,} tokens",
-        ),
+        ("cache", memory.cache or 0.0, f"{fitting}; a request has {memory.length:,} tokens"),
         ("reserve", memory.reserve, "activations, CUDA graphs, processes"),
         ("tuning", memory.autotune, "of kernels, at the start"),
         ("sum", memory.needed, "vLLM gets the size of its cache, and this as a share"),
@@ -446,7 +434,8 @@ def _explain_start(warm: Path | None) -> None:
         if start.ready and warm:
             compiled, tuned = warm_pack.additions(warm)
             count = f"with the warm pack: {len(compiled)} compiled, {len(tuned)} tuned"
-            console.result("\n  ".join((count, *[*compiled, *tuned][: launch.SHOWN])))
+            files = [*compiled, *tuned][: launch.SHOWN]
+            console.result("\n  ".join((count, *files)))
     os._exit(0)
 
 

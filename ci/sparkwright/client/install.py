@@ -509,14 +509,14 @@ def uninstall(prefix: Prefix, name: str) -> str:
         if name not in prefix.environments():
             what = f"no release {name!r:.120}" if name else "no current release"
             raise ClientError("nothing-installed", f"{prefix.root} has {what}.")
-        if users := ", ".join(_users(prefix.environment_folder(name))):
-            raise ClientError("release-in-use", f"Processes of {name} run: {users}.")
+        if processes := ", ".join(_processes_in(prefix.environment_folder(name))):
+            raise ClientError("release-in-use", f"Processes of {name} run: {processes}.")
         prefix.remove(name)
     return name
 
 
-def _users(folder: Path) -> Iterator[str]:
-    """Yield the processes of this user that have loaded a file of *folder*."""
+def _processes_in(folder: Path) -> Iterator[str]:
+    """Yield the numbers of this user's processes that have loaded a file of *folder*."""
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             if os.fsencode(f" {folder.resolve()}/") in maps.read_bytes():

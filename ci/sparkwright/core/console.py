@@ -111,8 +111,8 @@ class Progress:
 
     def update(self, done: float, note: str = "", total: float | None = None) -> None:
         """
-        Show the amount *done*. Another *total* than before begins a new part: its time is estimated
-        from what is added to *done* from now on.
+        Show the amount *done*. Another *total* than before begins a new part, whose time is
+        estimated by its own pace.
         """
         self.done, now = done, time.monotonic()
         if total not in (None, self.total):

@@ -207,12 +207,8 @@ def plan(
         rank = request.rank if request.join else 0
         machines = Machines(nodes, request.address, request.join, rank, request.node_port)
     variables = _variables(request, recipe, environment, machines)
-    model = models.find(
-        name,
-        revision,
-        {**os.environ, **variables},
-        download=request.download or request.dry_run,
-    )
+    download = request.download or request.dry_run
+    model = models.find(name, revision, {**os.environ, **variables}, download=download)
     config = modules.text_config(model.checkpoint.config) if model.checkpoint else {}
     words = _flags(request, recipe, environment, nodes, config)
     environment.check(flags.merge(words, request.flags), options)
@@ -377,9 +373,8 @@ def _drafts(request: ServeRequest, words: tuple[str, ...], variables: Mapping[st
     name = str(flags.speculation(words).get("model") or "")
     if not name or name == request.model:
         return 0
-    return models.find(
-        name, "", {**os.environ, **variables}, download=request.download or request.dry_run
-    ).weights
+    places, download = {**os.environ, **variables}, request.download or request.dry_run
+    return models.find(name, "", places, download=download).weights
 
 
 def _variables(
@@ -571,15 +566,16 @@ def check_port(host: str, port: int) -> None:
             listener.bind(address)
             listener.listen(1)
     except (OSError, UnicodeError) as error:  # UnicodeError: a host such as a..b
+        reason = getattr(error, "strerror", "") or error
         raise ServeError(
-            "port-taken",
-            f"{host} port {port} cannot be listened on: {getattr(error, 'strerror', '') or error}.",
+            "port-taken", f"{host} port {port} cannot be listened on: {reason}."
         ) from None
 
 
 def local_url(host: str, port: int) -> str:
     """Return the URL on this machine of a server that listens on *host*."""
-    host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
+    wildcards = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  compared
+    host = wildcards.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
