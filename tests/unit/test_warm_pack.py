@@ -21,12 +21,11 @@ from sparkwright.builder import host_info
 from sparkwright.client.environment import MARKER as MARKER_FILE
 from sparkwright.client.environment import PACKS, Marker
 from sparkwright.client.records import WarmPack
-from sparkwright.core import files, process, store
+from sparkwright.core import process, store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.core.night import Night, NightStep
+from sparkwright.gates.core.night import Night
 from sparkwright.gates.core.server_under_test import GateOptions
-from sparkwright.gates.core.verdict import Verdict, passed
 from sparkwright.serving import launch
 
 ROOT = Path(__file__).parents[2]
@@ -182,24 +181,16 @@ def test_a_full_disk_leaves_no_half_overlay(tmp_path: Path) -> None:
     assert [line for line in done.stdout.split() if line != ".lock"] == []
 
 
-def test_a_night_that_passed_leaves_a_pack_for_what_serve_starts(tmp_path: Path) -> None:
-    """Beside the verdicts; a night without a pass leaves none."""
+def test_the_pack_of_a_night_is_for_what_serve_starts(tmp_path: Path) -> None:
     environment, model = tmp_path / "prefix" / "releases" / "spark.1", standin.model(tmp_path / "toy")
     python, wheel = standin.environment(environment), wheels.plain(tmp_path, "tiny", "1.0")
     store.write_file(environment / MARKER_FILE, msgspec.json.encode(msgspec.structs.replace(MARKER, folder=str(environment))))
     context = RunContext(Project(ROOT, "2026.11"), store.Store(tmp_path / "store"), (), tmp_path / "out", offline=True)
     night = Night(context, GateOptions(wheel=wheel, serve=model, recipe="toy-cpu"), "b" * 64, (python, python))
-    assert night.make_pack() is None
-    verdict = Verdict("G3", "kernels", files.sha256_file(wheel), "c" * 64, (passed("x", "y"),), recipe="toy-cpu")
-    night._steps["G3"] = NightStep("G3", "pass", "", verdict=verdict)
-    pack = night.make_pack()
-    assert pack
+    night._collect(packs.start(tmp_path / "cold"), MARKER, 279.04)
     served = launch.plan(launch.ServeRequest(recipe="toy-cpu", model=str(model)), python, ROOT)
-    assert pack.key == warm_pack.pack_key(served.launch, "toy-cpu", model_digest(model), MARKER)
-    (record,) = (tmp_path / "out").glob("tiny-1.0-*.toy-cpu.pack.json")
-    assert msgspec.json.decode(record.read_bytes(), type=WarmPack) == pack
-    assert files.sha256_file(record.with_name(pack.name)) == pack.sha256
-
+    assert night._pack
+    assert night._pack.key == warm_pack.pack_key(served.launch, "toy-cpu", model_digest(model), MARKER)
 
 
 #: Lines of 0.33.0: two workers, a graph that is found and one that is not, and two tunings, one over the turn of the year.
