@@ -94,7 +94,7 @@ def carried(sparks: int, gate: float, pair: float, nightly: int) -> int:
     while low < high:
         middle = (low + high + 1) // 2
         found = waiting(sparks, gate, pair, nightly, middle, DAYS // 10)
-        low, high = (middle, high) if found.late <= gate else (low, middle - 1)
+        low, high = (middle, high) if found.late <= round(gate, 1) else (low, middle - 1)
     return low
 
 

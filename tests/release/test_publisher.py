@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from pypi_simple import DistributionPackage, ProjectPage
 from tests.client.world import CLIENT, ONE, TWO, World
 from tests.refusals import refusal
-from tests.support import foldertree, packs, publisher, tufindex, verdicts, wheels
+from tests.support import foldertree, packs, processes, publisher, tufindex, verdicts, wheels
 
 from sparkwright.bench.server import wheel_identity
 from sparkwright.client.records import FileEdit, TextChange
@@ -232,6 +233,10 @@ def test_gate_environments_are_reused_by_digest_and_made_again_if_changed(
     (wheel,) = (owner.folder / "next").glob("vllm-*.whl")
 
     for side, version in (("ours", "+spark.2026.11.2"), ("stock", "0.33.0")):
+        # Killed in the middle, with a release that is not the current one.
+        root, _ = staging.location(context, side, wheel)
+        assert processes.killed(partial(staging.environment, context, side, wheel), (root / "releases").exists)
+        assert not (root / "complete").exists()
         made = staging.environment(context, side, wheel)
         site = wheel_identity.site_packages(made.python)
         assert version in wheel_identity.version(made.python)
@@ -244,12 +249,6 @@ def test_gate_environments_are_reused_by_digest_and_made_again_if_changed(
         (site / "vllm" / "__init__.py").unlink()
         assert staging.environment(context, side, wheel) == made
         assert not wheel_identity.mismatches(made.python, made.wheel)
-
-        root = next(path for path in made.python.parents if path.parent.name == "environments")
-        (root / "complete").unlink()
-        (left := root / "left-by-a-kill").touch()
-        assert staging.environment(context, side, wheel) == made
-        assert not left.exists()
 
 
 def test_packs_of_shown_recipes_and_of_the_sets_wheels_are_published_and_go_with_the_release(

@@ -82,8 +82,10 @@ def project(root: Path, **changes: float) -> Path:
     Args:
         changes: Of ``throughput.yaml``.
     """
-    for name in ("forks", "cherry_picks", "build", "ci/gates", "ci/recipes"):
+    for name in ("forks", "cherry_picks", "build", "ci/audit", "ci/gates", "ci/recipes"):
         shutil.copytree(CODE.parent / name, root / name)
+    for name in ("audit.yaml", "release.yaml"):
+        shutil.copy(CODE / name, root / "ci")
     gates = root / "ci" / "gates"
     edit(gates / "machine.yaml", max_other_load=1.0, cooldown=0.1, preheat=0, floor=1, discrete_floor=1)
     edit(gates / "machine.yaml", matrix=8, stream=8, warmup=0.0, seconds=0.02, readings=3, band=900)

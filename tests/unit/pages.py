@@ -1,5 +1,5 @@
 """
-Pages and tables that state facts, made from the program: docs/reference, cherry_picks/README.md, and the table in README.md.
+Pages and tables that state facts, made from the program: docs/reference, cherry_picks/README.md, and the tables in README.md and docs/explanation/scaling.md.
 
 ``PYTHONPATH=ci:. python tests/unit/pages.py`` writes them all; `test_repository` fails while one is out of date.
 """
@@ -12,6 +12,8 @@ import itertools
 import json
 import pkgutil
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -46,6 +48,7 @@ from sparkwright.release.repository import IndexFacts
 
 ROOT = Path(__file__).parents[2]
 README, REFERENCE = ROOT / "README.md", ROOT / "docs" / "reference"
+SCALING = ROOT / "docs" / "explanation" / "scaling.md"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -359,11 +362,27 @@ def readme() -> str:
     text = README.read_text("utf-8")
     if any(effect.measured for effect in load_effects(ROOT)[DEFAULT]["vllm"].values()):
         text = text.replace(UNMEASURED, "")
-    head, _, rest = text.partition(f"{BEGIN}\n")
-    _, _, tail = rest.partition(f"{END}\n")
-    assert head != text
-    assert tail
-    return f"{head}{BEGIN}\n{effects_table()}{END}\n{tail}"
+    return filled(text, effects_table())
+
+
+def filled(text: str, *tables: str) -> str:
+    """Return *text* with *tables* between its marks, in their order."""
+    parts = re.split(f"(?<={BEGIN}\n).*?(?={END}\n)", text, flags=re.DOTALL)
+    return "".join(itertools.chain(*zip(parts, (*tables, ""), strict=True)))
+
+
+def scaling() -> str:
+    """Return docs/explanation/scaling.md with what `ci/bench/lab.py` computes."""
+    run = subprocess.run([sys.executable, ROOT / "ci" / "bench" / "lab.py", "--json"], capture_output=True, check=True)
+    made = json.loads(run.stdout)
+    recipe, release = f"**{60 * made['hours']:.0f} ({made['hours']:.1f} h)**", f"**{2 * made['hours']:.1f} h**"
+    steps = [(name, f"{60 * value:.0f}") for name, value in made["night"].items()]
+    rows = [
+        (str(each["sparks"]), f"{each['share']:.0%}", str(each["mean"]), str(each["late"]), str(most))
+        for each, most in zip(made["waiting"], made["carried"], strict=True)
+    ]
+    columns = ("Sparks", "busy", "mean wait, h", "95 of 100 wait at most, h", "gates a day")
+    return filled(SCALING.read_text("utf-8"), table(("step", "minutes"), [*steps, ("**a recipe**", recipe), ("**a release of two groups**", release)]), table(columns, rows))
 
 
 # Commands.
@@ -440,6 +459,7 @@ PAGES = {
     REFERENCE / "files.md": files_page,
     REFERENCE / "gates.md": gates_page,
     REFERENCE / "verdict.schema.json": schema_page,
+    SCALING: scaling,
 }
 
 if __name__ == "__main__":

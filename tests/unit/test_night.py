@@ -18,6 +18,7 @@ from tests.refusals import refusal
 from tests.support import (
     checkpoints,
     chromium,
+    converters,
     fake_openai_server,
     refserved,
     standin,
@@ -28,13 +29,15 @@ from tests.unit.conftest import ROOT, Cli
 
 from sparkwright.bench.model import slim
 from sparkwright.bench.recipes import preflight
+from sparkwright.builder import pylock, toolchain
 from sparkwright.cherry_picks.patch import DeclaredChange
-from sparkwright.cli import main
+from sparkwright.cli import main, options
 from sparkwright.client.environment import MARKER, Marker
 from sparkwright.client.records import WarmPack
 from sparkwright.core import files, memory, store, strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
+from sparkwright.gates import accuracy
 from sparkwright.gates.core import builder, ladder, night, server_under_test
 from sparkwright.gates.core.verdict import (
     Check,
@@ -50,32 +53,62 @@ from sparkwright.gates.core.verdict import (
 from sparkwright.gates.soak import SoakPolicy
 from sparkwright.release import decision
 
+#: In the place of lm-eval: asks the server, and writes each answer as a right one.
+HARNESS = """
+import argparse, hashlib, json, pathlib
+from urllib.request import Request, urlopen
+parser = argparse.ArgumentParser()
+for name in ("--model_args", "--output_path", "--limit"):
+    parser.add_argument(name)
+known, _ = parser.parse_known_args()
+server, lines = json.loads(known.model_args), []
+for number in range(int(known.limit)):
+    body = {"model": server["model"], "prompt": f"{number:03d}>", "max_tokens": 4}
+    text = json.load(urlopen(Request(server["base_url"], json.dumps(body).encode())))["choices"][0]["text"]
+    digest = hashlib.sha256(b"%d" % number).hexdigest()
+    lines.append({"doc_id": number, "doc_hash": digest, "prompt_hash": digest, "filter": "digit", "resps": [[text]], "exact_match": 1.0})
+folder = pathlib.Path(known.output_path)
+folder.mkdir()
+(folder / "samples_largest.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+"""
+
 
 @pytest.fixture(name="words")
 def _words(tmp_path: Path) -> list[str]:
     """Return a night of a small wheel, in environments whose vLLM is the reference server; its soak lasts for three seconds."""
     project = refserved.project(tmp_path / "project")
-    for name in ("audit.yaml", "release.yaml"):
-        (project / "ci" / name).write_bytes((ROOT / "ci" / name).read_bytes())
-    soak = project / "ci" / "gates" / "soak.yaml"
-    soak.write_text(
-        re.sub("^seconds: 7200", "seconds: 3", soak.read_text("utf-8"), flags=re.MULTILINE), "utf-8"
-    )
-    refserved.edit(soak, interval=1)
+    gates = project / "ci" / "gates"
+    refserved.edit(gates / "soak.yaml", seconds=3, interval=1, sample=0.5)
+    # Fewer questions.
+    refserved.edit(gates / "accuracy.yaml", margin=0.05)
+    (gates / "numerics.yaml").write_text(strict_yaml.dump(converters.POLICY).replace("fork: mini", "fork: vllm"), "utf-8")
+    # What the real vLLM holds, which the machine of the tests need not have free.
+    refserved.edit(project / "ci" / "recipes" / "rehearsal" / "toy-cpu.yaml", cache=0.1, reserve=0.2, floor=0)
     model = standin.model(tmp_path / "model")
     ours, stock = (
         str(refserved.environment(tmp_path / name, fake_openai_server.Behaviour()))
         for name in ("ours", "stock")
     )
-    wheel = str(wheels.plain(tmp_path, "tiny", "1.0"))
-    for name in ("ours", "stock"):
+    wheel, baseline = (str(wheels.plain(tmp_path, "tiny", version)) for version in ("1.0", "0.9"))
+    for name, path in (("ours", wheel), ("stock", baseline)):
         (site,) = (tmp_path / name).glob("lib/python3.*/site-packages")
-        with zipfile.ZipFile(wheel) as archive:
+        with zipfile.ZipFile(path) as archive:
             archive.extractall(site)
-    return [
+    words = [
         "gate", wheel, "--root", str(project), "--cache-dir", str(tmp_path / "cache"), "--output", str(tmp_path / "out"), "--offline",
-        "--recipe", "toy-cpu", "--model-folder", str(model), "--python", ours, "--baseline", wheel, "--baseline-python", stock, "--keep-going",
+        "--recipe", "toy-cpu", "--model-folder", str(model), "--python", ours, "--baseline", baseline, "--baseline-python", stock, "--keep-going",
     ]  # fmt: skip
+    context = options.checkout(main.parse(words))
+    tree = context.objects.store_files((name, "100644", text.encode()) for name, text in converters.FILES.items())
+    context.store.put("source-tree", context.source_inputs("vllm"), tree)
+    harness = toolchain.environment_folder(context, accuracy.TITLE, pylock.select(project / accuracy.LOCK))
+    standin.write_environment(harness, "0", {"lm_eval/__main__.py": HARNESS})
+    # The small tree includes no header of the toolkit.
+    tools = toolchain._tools(context).root
+    (tools / "lib" / "python3.x" / "site-packages" / "nvidia" / "cu13").mkdir(parents=True)
+    (tools / "complete").touch()
+    (harness / "complete").touch()
+    return words
 
 
 def written(folder: Path) -> str:
@@ -106,16 +139,22 @@ def test_everything_that_a_night_lacks_is_named_at_once(cli: Cli, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("minutes", "states"), [(0.6, ["pass", *["not-run"] * 3]), (10, ["pass", "invalid", "pass", "not-run"])])
 def test_a_budget_that_is_too_short_ends_in_a_page_of_rows_that_did_not_run(
-    words: list[str], tmp_path: Path
+    minutes: float, states: list[str], words: list[str], tmp_path: Path
 ) -> None:
-    """Thirty-six seconds are less than any start of the stock wheel: each gate says so, and no server starts."""
-    with refusal("gate-not-run"):
-        main.run([*words, "--only", "G4", "--only", "G5", "--only", "G7", "--hours", "0.01"])
+    """Thirty-six seconds are less than any start of the stock wheel, and no server starts; ten minutes are less than the shortest soak alone."""
+    refserved.edit(tmp_path / "project" / "ci" / "gates" / "soak.yaml", seconds=7200, stock=0.1)
+    with refusal("gate-not-run" if minutes < 1 else "measurement-invalid"):
+        main.run([*words, "--only", "G1", "--only", "G4", "--only", "G6", "--only", "G7", "--hours", str(minutes / 60)])
+    (document,) = (tmp_path / "out").glob("*.verdicts.json")
+    verdicts = ladder.read_verdicts(document.read_bytes()).verdicts
+    assert [verdict.state for verdict in verdicts] == states
+    assert {verdict.checks[0].reason for verdict in verdicts if not verdict.measured} == {"budget-spent"}
     text = written(tmp_path)
-    assert text.count("budget-spent") >= 3
+    assert text.count("budget-spent") >= states.count("not-run")
     assert text.index("Not verified for toy-cpu") < text.index("against stock")
-    assert not (tmp_path / "stock" / "launches").exists()
+    assert (tmp_path / "stock" / "launches").exists() == (minutes > 1)
 
 
 def test_a_stock_wheel_that_does_not_start_costs_only_what_compares_with_it(
@@ -199,8 +238,6 @@ def test_a_lost_session_ends_a_night_as_ctrl_c_does(words: list[str], tmp_path: 
     seen = b""
     while b"G7: " not in seen:
         seen += os.read(terminal, 4096)
-    while not any("G7" in log.read_text() for log in (tmp_path / "out").glob("*.attempts.jsonl")):
-        time.sleep(0.05)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     (document,) = (tmp_path / "out").glob("*.verdicts.json")
@@ -209,34 +246,47 @@ def test_a_lost_session_ends_a_night_as_ctrl_c_does(words: list[str], tmp_path: 
     assert stored.verdicts[0].checks[0].reason == "interrupted"
 
 
-@pytest.mark.parametrize(("ending", "outcome"), [(signal.SIGKILL, "interrupted"), (signal.SIGTERM, "not-run")])
+#: Lines that a night prints while it is in a step, in their order.
+STEPS = (
+    "audit tiny", "G1: numerics", "record pace.json", "record largest.json", "record answers.json", "record load.json",
+    "G4: the text", "G6: accuracy", "G7: hours",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("ending", "outcome", "steps"), [(signal.SIGKILL, "interrupted", STEPS), (signal.SIGTERM, "not-run", STEPS[-1:])]
+)
 def test_a_killed_night_continues_behind_its_last_finished_step(
-    ending: signal.Signals, outcome: str, words: list[str], tmp_path: Path
+    ending: signal.Signals, outcome: str, steps: Sequence[str], words: list[str], tmp_path: Path
 ) -> None:
     """
-    Ended while it soaks, the same command does not ask the text again; after the end of the night, what did not pass is tried again. A
-    kill counts as an attempt.
+    Ended in each step, the same command begins with that one; after the end of the night, what did not pass is tried again. A kill counts as
+    an attempt. G3, G5 and their files are killed with the real server (tests/server/test_night.py), what makes environments and packs where
+    those are tested; G2 begins only on a GPU, and G8 on a machine with its load generator.
     """
-    command = [sys.executable, "-m", "sparkwright", *words, "--only", "G4", "--only", "G7"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as killed:
-        assert killed.stderr
-        assert any(line.startswith("G7: ") for line in killed.stderr)
-        killed.send_signal(ending)
-        assert killed.wait() == (-ending if ending is signal.SIGKILL else 130)
-    assert "G4" in written(tmp_path)
+    only = ["--only", "G0", "--only", "G1", "--only", "G4", "--only", "G6", "--only", "G7"]
+    command = [sys.executable, "-m", "sparkwright", *words, *only]
+    for step in steps:
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as killed:
+            assert killed.stderr
+            assert any(line.startswith(step) for line in killed.stderr), step
+            killed.send_signal(ending)
+            assert killed.wait() == (-ending if ending is signal.SIGKILL else 130), step
 
-    def run(*more: str) -> str:
-        return subprocess.run([*command, *more], capture_output=True, text=True, check=False).stderr
+    def run() -> str:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stderr
 
     resumed = run()
-    assert re.search(r"^G4: fail, not repeated", resumed, flags=re.MULTILINE)
+    assert re.search(r"^G4: invalid, not repeated", resumed, flags=re.MULTILINE)
     assert "G7: hours of mixed load" in resumed
-    assert "record pace.json" not in resumed
+    assert not re.search(r"record (pace|largest|answers|load)\.json", resumed)
     assert "G4: the text that the server generates" in run()
     (document,) = (tmp_path / "out").glob("*.verdicts.json")
     stored = ladder.read_verdicts(document.read_bytes())
     attempts = stored.outcomes("G7")["toy-cpu"]
     assert (len(attempts), attempts[0]) == (3, outcome)
+    others = [*stored.outcomes("G1").values(), *stored.outcomes("G6").values()]
+    assert others == 2 * [["interrupted", "pass"] if len(steps) > 1 else ["pass"]]
     # What is published of it is read as it lies there.
     wheel = Path(words[1])
     assert decision.read_results(wheel, document.parent).ladder == stored
