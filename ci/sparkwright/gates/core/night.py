@@ -10,6 +10,7 @@ the stock wheel alone, so the next wheel of ours takes it, too.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import os
@@ -567,7 +568,11 @@ class Night:
         marker = self._find_pack()
         # Compiled files hold the path of their cache, so it is in a temporary folder, which tells
         # nothing of this machine; the pack lies elsewhere than what it was made of.
-        with tempfile.TemporaryDirectory(prefix="warm-", ignore_cleanup_errors=True) as folder:
+        with (
+            tempfile.TemporaryDirectory(prefix="warm-", ignore_cleanup_errors=True)
+            if marker
+            else contextlib.nullcontext("")
+        ) as folder:
             cold, warm = Path(folder, "cold"), Path(folder, "pack")
             if marker and not self._pack and first != "G8":
                 warm_pack.give(cold, options.server_user)
@@ -587,9 +592,8 @@ class Night:
         Find the pack that this night has already. Return our environment if one can be made of it:
         it is a release's, and its servers run as this user, or we are root.
         """
-        marker, record = installed_at(self._pythons[0].parent.parent), self._folder / PACK
-        if self._options.server_user and os.geteuid():
-            return None
+        gives, record = not (self._options.server_user and os.geteuid()), self._folder / PACK
+        marker = installed_at(self._pythons[0].parent.parent) if gives else None
         if marker and record.exists() and self._archive.exists():
             pack = read_json(record, WarmPack)
             self._pack = pack if pack.sha256 == sha256_file(self._archive) else None
