@@ -47,6 +47,7 @@ ROOT = Path(__file__).parents[2]
 PARTS = ("engine's imports", "weights", "torch.compile", "first run", "CPU's warm-up", "tuning", "JIT warm-up", "graph capture", "engine")
 #: How often the text of the prompt stands in each one, and how many tokens each position names.
 LENGTHS, LOGPROBS = (1, 8, 24), 5
+PROMPT, TOKENS = "The capital of France is", 32
 #: Requests at a time, which end together, and seconds of load before the first measurement.
 WORKLOAD, PREHEAT_S = "rehearsal", 10
 PACK, RESULT, ANSWERS = "pack.tar.zst", "warm_pack.json", "answers.json"
@@ -63,9 +64,9 @@ def ask(server: Server) -> list[Answer]:
     """Return the answers of *server*."""
     client, answers = server.client(), list[Answer]()
     for length in LENGTHS:
-        prompt = client.tokenize(warm_pack.PROMPT * length)
+        prompt = client.tokenize(PROMPT * length)
         completion = client.complete(
-            prompt, max_tokens=warm_pack.TOKENS, logprobs=LOGPROBS, prompt_logprobs=LOGPROBS, ignore_eos=True
+            prompt, max_tokens=TOKENS, logprobs=LOGPROBS, prompt_logprobs=LOGPROBS, ignore_eos=True
         )
         positions = (*completion.prompt_logprobs, *completion.logprobs)
         answers.append(Answer(completion.tokens, [sorted(position.items()) for position in positions]))
@@ -107,9 +108,7 @@ class Bench:
     def start(self, name: str, root: Path, plan: LaunchPlan) -> None:
         """Start the server of *plan* with the caches below *root*, and add a row."""
         plan = with_caches(plan, root)
-        if plan.user:
-            for path in (root, *root.rglob("*")):
-                shutil.chown(path, plan.user)
+        warm_pack.give(root, plan.user)
         log, began = self.folder / f"{name}.log", time.monotonic()
         with Server(plan, log) as server:
             seconds = time.monotonic() - began

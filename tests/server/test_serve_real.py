@@ -10,11 +10,14 @@ from urllib.request import Request, urlopen
 
 import psutil
 import pytest
+from msgspec.structs import replace
 from tests.refusals import refusal
-from tests.support import packs, serving, standin
+from tests.support import serving, standin
 
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import flags, launch, start_parts, warm_pack
+from sparkwright.bench.server.server_process import Server
+from sparkwright.core.process import CACHES
 from sparkwright.serving.environment import ServingEnvironment, examine
 
 pytestmark = pytest.mark.server
@@ -160,11 +163,19 @@ def test_a_pack_of_the_real_server_spares_its_compiler(vllm_python: Path, toy: P
     variables = {name: value for name, value in serving.VARIABLES.items() if name != "TORCHDYNAMO_DISABLE"}
     plan = launch.LaunchPlan(vllm_python, toy, FLAGS, variables, "toy", timeout=900, kept_free=1000)
     archive = tmp_path / "toy.pack.tar.zst"
-    pack = warm_pack.make(plan, packs.KEY, archive, tmp_path / "logs")
-    warm_pack.unpack(archive, pack.unpacked, tmp_path / "out")
-    kernels = [path for path in (tmp_path / "out").rglob("*") if path.suffix in warm_pack.KERNELS]
+    answers = list[tuple[int, ...]]()
+    for name in ("cold", "warm"):
+        warm_pack.give(root := tmp_path / name, "")
+        if answers:
+            size, _ = warm_pack.collect(tmp_path / "cold", archive)
+            warm_pack.unpack(archive, size, root / CACHES)
+        with Server(replace(plan, caches=root), tmp_path / "logs" / f"{name}.log") as server:
+            assert not server.failure
+            answers.append(server.client().complete("The capital of France is", max_tokens=32).tokens)
+    assert answers[0] == answers[1]
+    kernels = [path for path in warm_pack.pack_files(tmp_path / "cold") if path.suffix in warm_pack.KERNELS]
     assert len(kernels) > 5
-    assert (pack.compiled, pack.tuned) == (1, 0)
+    assert [len(made) for made in warm_pack.additions(tmp_path / "warm")] == [1, 0]
     cold, warm = (
         {part.name: part for part in start_parts.read(tmp_path / "logs" / f"{name}.log").parts()} for name in ("cold", "warm")
     )

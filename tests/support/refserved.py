@@ -30,6 +30,10 @@ number = int(launches.read_text() or 0) if launches.exists() else 0
 launches.write_text(str(number + 1))
 behaviour = msgspec.json.decode((root / "behaviour.json").read_bytes(), type=Behaviour)
 print("Initializing a V1 LLM engine (v0.33.0)", flush=True)
+kernel = pathlib.Path(os.environ["TRITON_CACHE_DIR"], "A", "kernel.cubin")
+if not kernel.exists():
+    kernel.parent.mkdir(parents=True, exist_ok=True)
+    kernel.write_text("compiled")
 if "starts-never" in os.environ.get("REFERENCE", ""):
     sys.exit("there is no GPU")
 FakeServer(msgspec.structs.replace(behaviour, name=known.served_model_name), known.port).serve_forever()

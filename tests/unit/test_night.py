@@ -11,6 +11,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
@@ -31,7 +32,9 @@ from sparkwright.bench.recipes import preflight
 from sparkwright.builder import pylock, toolchain
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.cli import main, options
-from sparkwright.core import memory, store, strict_yaml
+from sparkwright.client.environment import MARKER, Marker
+from sparkwright.client.records import WarmPack
+from sparkwright.core import files, memory, store, strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates import accuracy
@@ -235,8 +238,6 @@ def test_a_lost_session_ends_a_night_as_ctrl_c_does(words: list[str], tmp_path: 
     seen = b""
     while b"G7: " not in seen:
         seen += os.read(terminal, 4096)
-    while not any("G7" in log.read_text() for log in (tmp_path / "out").glob("*.attempts.jsonl")):
-        time.sleep(0.05)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     (document,) = (tmp_path / "out").glob("*.verdicts.json")
@@ -290,6 +291,51 @@ def test_a_killed_night_continues_behind_its_last_finished_step(
     wheel = Path(words[1])
     assert decision.read_results(wheel, document.parent).ladder == stored
     decision.require_logged(wheel, document.parent, stored)
+
+
+def test_one_gate_starts_without_caches_and_the_others_from_what_it_left(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Servers of our wheel; a night that was interrupted takes the same pack. It lies beside the verdicts once a gate ran with it, as long as
+    all of them pass, and the page says what was compiled nevertheless.
+    """
+    release = tmp_path / "releases" / "spark.1"
+    release.parent.mkdir()
+    (tmp_path / "ours").rename(release)
+    words = [str(release / "bin" / "python") if word == str(tmp_path / "ours" / "bin" / "python") else word for word in words]
+    marker = Marker(name="spark.1", folder=str(release), index="", python="3.11.2", key="c" * 64, packages={}, channel="verified", wheels={"vllm": "a" * 64})
+    store.write_file(release / MARKER, msgspec.json.encode(marker))
+    caches, ending = list[str](), {"G4": KeyboardInterrupt}
+
+    def run(made: builder.GateBuilder, name: str) -> tuple[Check, ...]:
+        root = Path(made.server.started.plan.environment()["TRITON_CACHE_DIR"])
+        caches.append(f"{name} {root.parent.parent.name}")
+        if name in ending:
+            raise ending[name]
+        if name == "G7":
+            store.write_file(root / "B" / "kernel.cubin", b"")
+        return (passed("x", "y"),)
+
+    monkeypatch.setattr(builder.GateBuilder, "_run", run)
+    (tmp_path / "reference").mkdir()
+    words += [f"--against={tmp_path / 'reference'}", "--only=G3"]
+    main.run(words)
+    words += ["--only=G4", "--only=G7"]
+    with pytest.raises(KeyboardInterrupt):
+        main.run(words)
+    assert not list((tmp_path / "out").glob("*.pack.*"))
+    ending.clear()
+    main.run(words)
+    assert caches == ["G3 cold", "G4 pack", "G4 pack", "G7 pack"]
+    (record,) = (tmp_path / "out").glob("*.toy-cpu.pack.json")
+    pack = msgspec.json.decode(record.read_bytes(), type=WarmPack)
+    assert pack.sha256 == files.sha256_file(record.with_name(pack.name))
+    assert (pack.key.wheels, pack.unpacked, pack.compiled) == (marker.wheels, len("compiled"), 1)
+    assert min(pack.cold_s, pack.warm_s) > 0
+    text = written(tmp_path)
+    assert [text.count(f"with the warm pack: {count} compiled, 0 tuned") for count in (0, 1)] == [1, 1]
+    with refusal("gate-not-run"):
+        main.run([*words, "--only=G5"])
+    assert not record.exists()
 
 
 def rendered(path: Path, answer: str = "", made: Sequence[night.NightStep] = (), wheel: str = "tiny.whl") -> str:

@@ -1,11 +1,14 @@
 """Starts: what each part took, and warm packs, which are made of a start, refused unless signed for this machine, and given as a copy."""
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import tarfile
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +24,11 @@ from sparkwright.builder import host_info
 from sparkwright.client.environment import MARKER as MARKER_FILE
 from sparkwright.client.environment import PACKS, Marker
 from sparkwright.client.records import WarmPack
-from sparkwright.core import files, process, store
+from sparkwright.core import process, store
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
-from sparkwright.gates.core.night import Night, NightStep
+from sparkwright.gates.core.night import Night
 from sparkwright.gates.core.server_under_test import GateOptions
-from sparkwright.gates.core.verdict import Verdict, passed
 from sparkwright.serving import launch
 
 ROOT = Path(__file__).parents[2]
@@ -116,53 +118,23 @@ def test_what_a_server_makes_beside_its_pack_is_counted_and_never_reaches_the_pa
     assert tree(release / process.CACHES / PACKS) == before
 
 
-#: Prepares an overlay and kills itself before its k-th change of the folder; 0 for never.
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-from sparkwright.bench.server import warm_pack
-left = int(sys.argv[2])
-def counted(real):
-    def call(*words, **options):
-        global left
-        left -= 1
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*words, **options)
-    return call
-for name in ("mkdir", "utime", "rename", "rmdir"):
-    setattr(os, name, counted(getattr(os, name)))
-root = Path(sys.argv[1])
-(pack,) = warm_pack.installed(root, "toy-cpu")
-warm_pack.prepare(root, pack)
-"""
-
-
-def prepare(root: Path, step: int = 0) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(root), str(step)], stderr=subprocess.PIPE)
-
-
 def test_a_kill_at_any_step_leaves_no_half_overlay_and_the_next_start_makes_it(tmp_path: Path, packed: WarmPack) -> None:
-    release, killed = tmp_path / "release", 0
-    base = warm_pack.overlay(release, packed).parent
-    for step in range(1, 60):
-        status = prepare(release, step).wait()
-        whole = [path for path in base.glob("[!.]*") if path.is_dir()] if base.exists() else []
+    release, step = tmp_path / "release", 1
+    folder = warm_pack.overlay(release, packed)
+    while processes.kill_at(step, partial(warm_pack.prepare, release, packed), "/warm"):
+        whole = [path for path in folder.parent.glob("[!.]*") if path.is_dir()]
         assert all(len(tree(path)) == 3 for path in whole)
-        if status == 0:
-            break
-        assert status == -signal.SIGKILL
-        killed += 1
-    assert killed >= 8
-    assert prepare(release).wait() == 0
-    assert len(tree(warm_pack.overlay(release, packed))) == 3
-    assert not list(base.glob(".unfinished-*"))
+        step += 1
+    assert step > 8
+    assert len(tree(folder)) == 3
+    assert not list(folder.parent.glob(".unfinished-*"))
 
 
 def test_servers_that_start_at_once_share_one_whole_overlay(tmp_path: Path, packed: WarmPack) -> None:
-    started = [prepare(tmp_path / "release") for _ in range(4)]
-    assert [child.wait() for child in started] == [0] * 4
-    assert len(tree(warm_pack.overlay(tmp_path / "release", packed))) == 3
+    release = tmp_path / "release"
+    with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(warm_pack.prepare, [release] * 4, [packed] * 4))
+    assert len(tree(warm_pack.overlay(release, packed))) == 3
 
 
 def test_a_full_disk_leaves_no_half_overlay(tmp_path: Path) -> None:
@@ -182,24 +154,24 @@ def test_a_full_disk_leaves_no_half_overlay(tmp_path: Path) -> None:
     assert [line for line in done.stdout.split() if line != ".lock"] == []
 
 
-def test_a_night_that_passed_leaves_a_pack_for_what_serve_starts(tmp_path: Path) -> None:
-    """Beside the verdicts; a night without a pass leaves none."""
+def test_the_pack_of_a_night_is_for_what_serve_starts(tmp_path: Path) -> None:
+    """A night that is killed while it writes the pack has none, or a whole one."""
     environment, model = tmp_path / "prefix" / "releases" / "spark.1", standin.model(tmp_path / "toy")
     python, wheel = standin.environment(environment), wheels.plain(tmp_path, "tiny", "1.0")
     store.write_file(environment / MARKER_FILE, msgspec.json.encode(msgspec.structs.replace(MARKER, folder=str(environment))))
     context = RunContext(Project(ROOT, "2026.11"), store.Store(tmp_path / "store"), (), tmp_path / "out", offline=True)
     night = Night(context, GateOptions(wheel=wheel, serve=model, recipe="toy-cpu"), "b" * 64, (python, python))
-    assert night.make_pack() is None
-    verdict = Verdict("G3", "kernels", files.sha256_file(wheel), "c" * 64, (passed("x", "y"),), recipe="toy-cpu")
-    night._steps["G3"] = NightStep("G3", "pass", "", verdict=verdict)
-    pack = night.make_pack()
-    assert pack
+    cold, step = packs.start(tmp_path / "cold"), 1
+    while processes.kill_at(step, partial(night._collect, cold, MARKER, 279.04), "/store/"):
+        night._find_pack()
+        if night._pack:
+            warm_pack.unpack(night._archive, night._pack.unpacked, tmp_path / f"unpacked {step}")
+        step += 1
+    assert step > 6
+    night._collect(cold, MARKER, 279.04)
     served = launch.plan(launch.ServeRequest(recipe="toy-cpu", model=str(model)), python, ROOT)
-    assert pack.key == warm_pack.pack_key(served.launch, "toy-cpu", model_digest(model), MARKER)
-    (record,) = (tmp_path / "out").glob("tiny-1.0-*.toy-cpu.pack.json")
-    assert msgspec.json.decode(record.read_bytes(), type=WarmPack) == pack
-    assert files.sha256_file(record.with_name(pack.name)) == pack.sha256
-
+    assert night._pack
+    assert night._pack.key == warm_pack.pack_key(served.launch, "toy-cpu", model_digest(model), MARKER)
 
 
 #: Lines of 0.33.0: two workers, a graph that is found and one that is not, and two tunings, one over the turn of the year.

@@ -121,7 +121,7 @@ class WarmPack(ReleaseFile, frozen=True, kw_only=True):
     Attributes:
         unpacked: Bytes of its files. *tables*: how many of them hold tuned configurations.
         cold_s, warm_s: Seconds of a start without it, and with it.
-        compiled, tuned: Graphs and kernels, and tables, that the start with it still made.
+        compiled, tuned: Graphs and kernels, and tables, that the gates' servers made with it.
     """
 
     key: PackKey

@@ -134,6 +134,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
         grace: Seconds between the request to end and the kill.
         user: The user that it runs as; empty for that of the caller.
         machines: The machines of one server; None for this one alone, or if others join them.
+        caches: The folder for `cache_variables`; None for that of the environment or the user.
     """
 
     python: Path
@@ -146,6 +147,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
     grace: float = 20.0
     user: str = ""
     machines: Machines | None = None
+    caches: Path | None = None
 
     def check(self) -> None:
         """
@@ -175,6 +177,7 @@ class LaunchPlan(msgspec.Struct, frozen=True):
             caches = cache_variables(home / ".cache" / sha256_bytes(bytes(environment))[:16])
         elif (environment / "pyvenv.cfg").is_file() and os.access(environment, os.W_OK):
             caches = cache_variables(environment)
+        caches |= cache_variables(self.caches) if self.caches else {}
         variables = {**passed, **ALWAYS, **caches, **self.variables}
         return {name: value for name, value in variables.items() if value}
 

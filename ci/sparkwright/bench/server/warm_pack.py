@@ -16,16 +16,13 @@ import os
 import shutil
 import tarfile
 import tempfile
-import time
 from pathlib import Path
 
 import platformdirs
 import zstandard
-from msgspec.structs import replace
 
 from sparkwright.bench.server import flags
 from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan
-from sparkwright.bench.server.server_process import Server
 from sparkwright.builder import host_info
 from sparkwright.client.environment import PACKS, Marker
 from sparkwright.client.folders import check_room, locked_folder, own_folder
@@ -69,8 +66,6 @@ TABLES = ("autotune", "flashinfer_autotune_cache")
 #: zstd looks back so far: one model's graphs are similar to each other.
 WINDOW = 27
 MOST_FILES = 100_000
-#: The prompt and the tokens of a greedy answer, which must be the same with the pack.
-PROMPT, TOKENS = "The capital of France is", 32
 
 
 class PackInvalid(Exception):
@@ -156,10 +151,12 @@ def unpack(archive: Path, size: int, folder: Path) -> None:
 
     Raises:
         PackInvalid: It has anything else, more, or less; or it is damaged.
+        disk-full: There is no room.
     """
     left, count = size, 0
     try:
         with (
+            translate_disk_full(folder),
             damage_guard(archive.name),
             archive.open("rb") as stream,
             zstandard.ZstdDecompressor(max_window_size=1 << WINDOW).stream_reader(stream) as data,
@@ -244,65 +241,10 @@ def additions(root: Path) -> tuple[list[str], list[str]]:
     return compiled, tuned
 
 
-def make(plan: LaunchPlan, key: PackKey, archive: Path, logs: Path) -> WarmPack:
-    """
-    Start the server of *plan* without any cache, write what that compiled into *archive*, and start
-    it again from there.
-
-    Args:
-        logs: Folder for the logs of both.
-
-    Raises:
-        PackInvalid: A server does not start, or the second one answers otherwise.
-        ServerInvalid: One does not answer as it should.
-    """
-    # Compiled files hold the path of their cache, so it is in a temporary folder, which tells
-    # nothing of this machine.
-    with tempfile.TemporaryDirectory(prefix="warm-", ignore_cleanup_errors=True) as name:
-        cold, warm = Path(name, "cold"), Path(name, "pack")
-        (cold / CACHES).mkdir(parents=True)
-        _give(plan, Path(name), cold)
-        cold_s, expected = _start(plan, cold, logs / "cold.log")
-        size, tables = collect(cold, archive)
-        unpack(archive, size, warm / CACHES)
-        _give(plan, Path(name), warm)
-        warm_s, answer = _start(plan, warm, logs / "warm.log")
-        compiled, tuned = additions(warm)
-    if answer != expected:
-        raise PackInvalid(
-            f"the server answers {answer!r:.80} with it, and {expected!r:.80} without"
-        )
-    return WarmPack(
-        name=archive.name,
-        size=archive.stat().st_size,
-        sha256=sha256_file(archive),
-        key=key,
-        unpacked=size,
-        tables=tables,
-        cold_s=round(cold_s, 1),
-        warm_s=round(warm_s, 1),
-        compiled=len(compiled),
-        tuned=len(tuned),
-    )
-
-
-def _give(plan: LaunchPlan, parent: Path, root: Path) -> None:
-    """Let the user of *plan*'s server write below *root*; raise `PackInvalid` if it cannot be."""
-    if not plan.user:
-        return
-    try:
-        parent.chmod(0o711)
+def give(root: Path, user: str) -> None:
+    """Make the caches of *root*, and give it to *user*, unless that is empty, for its servers."""
+    (root / CACHES).mkdir(parents=True, exist_ok=True)
+    if user:
+        root.parent.chmod(0o711)
         for path in (root, *root.rglob("*")):
-            shutil.chown(path, plan.user)
-    except (PermissionError, LookupError) as error:
-        raise PackInvalid(f"{plan.user} cannot be given its folder: {error}") from error
-
-
-def _start(plan: LaunchPlan, root: Path, log: Path) -> tuple[float, tuple[int, ...]]:
-    """Return the seconds of a start with the caches of *root*, and the tokens of an answer."""
-    variables, began = {**plan.variables, **cache_variables(root)}, time.monotonic()
-    with Server(replace(plan, variables=variables), log) as server:
-        seconds = time.monotonic() - began
-        if server.failure:
-            raise PackInvalid(f"the server of {log.name} does not start: {server.failure}")
-        return seconds, server.client().complete(PROMPT, max_tokens=TOKENS).tokens
+            shutil.chown(path, user)

@@ -472,10 +472,10 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         )
 
     def pace(self) -> Pace | None:
-        """Return the pace of the server; None if it did not start or answer."""
+        """Return the pace of the server, with its first start; None if it did not answer."""
         with contextlib.suppress(ServerInvalid):
-            if self.server.start_s:
-                return measure_pace(self.server.client(), self.server.start_s)
+            if start_s := self.server.start_s:
+                return measure_pace(self.server.client(), start_s)
         return None
 
     def record(self, folder: Path) -> Iterator[Path]:

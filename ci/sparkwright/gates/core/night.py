@@ -10,9 +10,12 @@ the stock wheel alone, so the next wheel of ours takes it, too.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import metadata
@@ -32,13 +35,12 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.records import Metric
 from sparkwright.bench.results import Result
 from sparkwright.bench.server import warm_pack, wheel_identity
-from sparkwright.bench.server.client import ServerInvalid
-from sparkwright.bench.server.warm_pack import PackInvalid
-from sparkwright.client.environment import installed_at
+from sparkwright.client.environment import Marker, installed_at
 from sparkwright.client.records import WarmPack
 from sparkwright.core import pages
 from sparkwright.core.console import console, duration
 from sparkwright.core.files import content_key, read_json, sha256_file
+from sparkwright.core.process import CACHES
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import soak, throughput
@@ -79,8 +81,8 @@ TITLES: Mapping[str, str] = {
 ENVIRONMENTS_S, START_S = 180.0, 75.0
 #: How much longer the gates behind a soak may take than their estimates.
 SLACK = 1.05
-#: The file of the finished gates in a night's folder.
-FINISHED = "finished.json"
+#: The file of the finished gates in a night's folder, and that of the warm pack's record.
+FINISHED, PACK = "finished.json", "pack.json"
 
 
 def gate_seconds(
@@ -289,6 +291,8 @@ class Night:
         ]
         #: The pace of our server; None until it has started.
         self._own_pace: Pace | None = None
+        #: The pack that our servers start from; None until one has left it.
+        self._pack: WarmPack | None = None
         #: The check that gates report whose file of the reference was not recorded.
         self._unrecorded: Check | None = None
         self._find_finished()
@@ -312,6 +316,8 @@ class Night:
             (options.server_user, *shared),
         )
         self._folder = store.folder("night", content_key("night", inputs)[:16])
+        #: The warm pack, from the first passing gate of our server on.
+        self._archive = self._folder / self._beside(f"{self._recipe.name}.pack.tar.zst").name
         self._complete = self.reference / f"complete-{'-'.join(self._comparing)}"
         finished = self._folder / FINISHED
         steps = read_json(finished, dict[str, NightStep]) if finished.exists() else {}
@@ -446,7 +452,7 @@ class Night:
             )
             options = replace(options, against=self.reference)
         options = replace(options, baseline=stock, baseline_python=stock_python)
-        self._climb(options, [name for name in self._names if name in SERVED], file)
+        self._climb_served(options, file)
         self._save(ended=True)
         self._write_page()
 
@@ -511,6 +517,8 @@ class Night:
                     gate = builder.gate(name, step_failed(error))
                 (verdict,) = builder.climb([gate], file).verdicts
                 message = "; ".join(unmet(verdict))
+                if self._pack and options.caches and verdict.measured:
+                    message += self._count_made(self._pack, options.caches, builder.server.start_s)
                 self._finish(
                     NightStep(
                         name, verdict.state, message, time.monotonic() - began, expected, verdict
@@ -545,28 +553,100 @@ class Night:
         }
         self._context.store.write(self._folder / FINISHED, msgspec.json.encode(lasting_steps))
 
-    def make_pack(self) -> WarmPack | None:
+    # The warm pack.
+
+    def _climb_served(self, options: GateOptions, file: VerdictFile) -> None:
         """
-        Return the warm pack of a night that passed, which is made beside the verdicts by two more
-        starts, as `serve` starts the server; None without a pass, or if it cannot be made.
+        Run the gates of our server: the first one without caches, and the others with the warm pack
+        of what that left. A night that makes none has the caches of the environment.
+
+        Raises:
+            disk-full: There is no room for the pack; the night continues when there is.
+        """
+        names = [name for name in self._names if name in SERVED]
+        first = next((name for name in names if name not in self._steps), "G8")
+        marker = self._find_pack()
+        # Compiled files hold the path of their cache, so it is in a temporary folder, which tells
+        # nothing of this machine; the pack lies elsewhere than what it was made of.
+        with (
+            tempfile.TemporaryDirectory(prefix="warm-", ignore_cleanup_errors=True)
+            if marker
+            else contextlib.nullcontext("")
+        ) as folder:
+            cold, warm = Path(folder, "cold"), Path(folder, "pack")
+            if marker and not self._pack and first != "G8":
+                warm_pack.give(cold, options.server_user)
+                self._climb(replace(options, caches=cold), [first], file)
+                names.remove(first)
+                if self._steps[first].state == "pass" and self._own_pace:
+                    self._collect(cold, marker, self._own_pace.start_s)
+                self._own_pace = None
+            if self._pack:
+                warm_pack.unpack(self._archive, self._pack.unpacked, warm / CACHES)
+                warm_pack.give(warm, options.server_user)
+                options = replace(options, caches=warm)
+            self._climb(options, names, file)
+
+    def _find_pack(self) -> Marker | None:
+        """
+        Find the pack that this night has already. Return our environment if one can be made of it:
+        it is a release's, and its servers run as this user, or we are root.
+        """
+        gives, record = not (self._options.server_user and os.geteuid()), self._folder / PACK
+        marker = installed_at(self._pythons[0].parent.parent) if gives else None
+        if marker and record.exists() and self._archive.exists():
+            pack = read_json(record, WarmPack)
+            self._pack = pack if pack.sha256 == sha256_file(self._archive) else None
+        return marker
+
+    def _collect(self, root: Path, marker: Marker, cold_s: float) -> None:
+        """
+        Make the pack, for what `serve` starts, of what a server left in *root*, which took *cold_s*
+        to start.
         """
         python, recipe = self._pythons[0], self._recipe
-        marker = installed_at(python.parent.parent)
-        if self.ladder.state != "pass" or marker is None:
+        plan = launch_plan(replace(self._options, python=python), recipe, python, (), gated=False)
+        with console.step("the warm pack of what the start compiled"):
+            size, tables = warm_pack.collect(root, self._archive)
+        self._pack = WarmPack(
+            name=self._archive.name,
+            size=self._archive.stat().st_size,
+            sha256=sha256_file(self._archive),
+            key=warm_pack.pack_key(plan, recipe.name, model_digest(self._model), marker),
+            unpacked=size,
+            tables=tables,
+            cold_s=round(cold_s, 1),
+            warm_s=0.0,
+            compiled=0,
+            tuned=0,
+        )
+        self._context.store.write(self._folder / PACK, msgspec.json.encode(self._pack))
+
+    def _count_made(self, pack: WarmPack, root: Path, start_s: float) -> str:
+        """
+        Return what servers that started from *pack* in *root* compiled and tuned nevertheless, and
+        keep it with the seconds of the first start, if there was one.
+        """
+        compiled, tuned = map(len, warm_pack.additions(root))
+        self._pack = replace(
+            pack,
+            warm_s=pack.warm_s or round(start_s, 1),
+            compiled=max(pack.compiled, compiled),
+            tuned=max(pack.tuned, tuned),
+        )
+        self._context.store.write(self._folder / PACK, msgspec.json.encode(self._pack))
+        return f"; with the warm pack: {compiled} compiled, {tuned} tuned"
+
+    def make_pack(self) -> WarmPack | None:
+        """
+        Put the warm pack beside the verdicts of a night that passed, and return it; None, and none
+        is there, without a pass, or if no gate started from one.
+        """
+        record, pack = self._beside(f"{self._recipe.name}.{PACK}"), self._pack
+        record.unlink(missing_ok=True)
+        if not pack or not pack.warm_s or self.ladder.state != "pass":
             return None
-        options = replace(self._options, python=python)
-        plan = launch_plan(options, recipe, python, (), gated=False)
-        key = warm_pack.pack_key(plan, recipe.name, model_digest(self._model), marker)
-        archive = self._beside(f"{recipe.name}.pack.tar.zst")
-        logs = self._context.store.folder("logs", "warm", recipe.name)
-        try:
-            with console.step("a warm pack, by a start without caches and one with it"):
-                pack = warm_pack.make(plan, key, archive, logs)
-        except (PackInvalid, ServerInvalid) as error:
-            archive.unlink(missing_ok=True)
-            console.warn(f"there is no warm pack: {error}")
-            return None
-        record = self._beside(f"{recipe.name}.pack.json")
+        self._context.store.write(record.with_name(pack.name), self._archive.read_bytes())
         self._context.store.write(record, msgspec.json.encode(pack))
         return pack
 

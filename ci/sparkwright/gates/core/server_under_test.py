@@ -82,6 +82,7 @@ class GateOptions(msgspec.Struct, frozen=True):
         texts: A file of real prompts.
         preheat: Seconds; None for the policy's.
         only: The gates to run; empty for all.
+        caches: The folder of what servers of *python* compile; None for the usual one.
     """
 
     wheel: Path | None = None
@@ -103,6 +104,7 @@ class GateOptions(msgspec.Struct, frozen=True):
     texts: Path | None = None
     preheat: float | None = None
     only: tuple[str, ...] = ()
+    caches: Path | None = None
 
 
 def launch_plan(
@@ -134,7 +136,11 @@ def launch_plan(
         recipe, wheel_identity.version(python), python, options.serve, words=own,
         variables=dict(options.variable), name=options.model, user=options.server_user,
     )  # fmt: skip
-    plan = replace(plan, variables={**(GATED if gated else {}), **plan.variables})
+    plan = replace(
+        plan,
+        variables={**(GATED if gated else {}), **plan.variables},
+        caches=options.caches if python == options.python else None,
+    )
     plan.check()
     preflight.check_traps(plan.flags, wheel_identity.version(python), options.serve)
     return plan
@@ -261,12 +267,13 @@ class ServerUnderTest:
         """
         Serve without speculation for a block.
 
-        The server under test ends first, as two rarely fit, and starts again when it is used.
+        The server under test ends first, as two rarely fit, and starts again when it is used. No
+        pack is to hold what this one compiles.
         """
         self.end()
         plan = self.launch()
-        words = flags.without_drafts(plan.flags)
-        with Server(replace(plan, flags=words), self._folder / "without-drafts.log") as server:
+        words, log = flags.without_drafts(plan.flags), self._folder / "without-drafts.log"
+        with Server(replace(plan, flags=words, caches=None), log) as server:
             yield server.client()
 
     def launch(self) -> LaunchPlan:
