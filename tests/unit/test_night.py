@@ -238,6 +238,8 @@ def test_a_lost_session_ends_a_night_as_ctrl_c_does(words: list[str], tmp_path: 
     seen = b""
     while b"G7: " not in seen:
         seen += os.read(terminal, 4096)
+    while not any("G7" in log.read_text() for log in (tmp_path / "out").glob("*.attempts.jsonl")):
+        time.sleep(0.05)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     (document,) = (tmp_path / "out").glob("*.verdicts.json")
