@@ -74,7 +74,7 @@ MARK = "SPARKWRIGHT_REHEARSAL_STEP"
 GRACE, PATIENCE = 30, 60
 #: Kinds of steps that take minutes and begin with the host's torch, before the packed one is here;
 #: other steps need all.
-EARLY = ("learned", "large", "head")
+EARLY = ("learned", "heavy", "large", "head")
 FOR_EARLY = {"environment.candidate", "unpack.model"}
 FOR_STEPS = {"environment.tool", "environment.harness", "unpack.model", "stock", "candidate"}
 

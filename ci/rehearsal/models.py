@@ -6,6 +6,7 @@ Make the models of the rehearsal, in an environment with torch and safetensors.
     models.py dense FOLDER OUTPUT    8 GB of random bfloat16, and the tokenizer of FOLDER
     models.py large FOLDER OUTPUT    the same with 22 GB, which an H200 reads in 5 ms
     models.py wide FOLDER OUTPUT     the hybrid in FOLDER with a head of 8.1 GB, of 248,320 words
+    models.py heavy FOLDER OUTPUT    the model in FOLDER with 20 to 30 GB that add nothing to it
     models.py head FOLDER OUTPUT     24 GB of random bfloat16, a third of it a head of so many words
     models.py head-fp8 FOLDER OUTPUT the same, which is in FOLDER, with its head in FP8 by blocks
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping
@@ -64,8 +66,8 @@ LLAMA = {
     "rms_norm_eps": 1e-5, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
     "tie_word_embeddings": False, "attention_bias": False, "mlp_bias": False,
 }  # fmt: skip
-#: A step of vLLM takes its processor 2 to 3 ms [measured], so that a shorter one of the GPU says
-#: nothing of it.
+#: A step of vLLM takes its processor 2 to 3 ms [measured], one with drafts more, so that a shorter
+#: one of the GPU says nothing of it.
 LARGE = {
     "hidden_size": 8192, "intermediate_size": 22016, "num_hidden_layers": 16,
     "num_attention_heads": 64,
@@ -92,15 +94,25 @@ FP8 = {
     "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION",
     "quantized_layers": {"lm_head": {"quant_algo": "FP8_PB_WO"}},
 }  # fmt: skip
-#: Weights of a Qwen3-Next that read a state, and those that write one or have its length.
+#: Weights of the trained models that read a state, and those that write one or have its length.
 READING = (
-    "q_proj", "k_proj", "v_proj", "in_proj_qkvz", "in_proj_ba", "gate_proj", "up_proj",
+    "q_proj", "k_proj", "v_proj", "in_proj_qkvz", "in_proj_ba", "in_proj", "gate_proj", "up_proj",
     "gate_up_proj", "gate", "shared_expert_gate", "lm_head", "fc",
 )  # fmt: skip
 WRITING = (
     "o_proj", "out_proj", "down_proj", "fc", "input_layernorm", "post_attention_layernorm",
-    "pre_fc_norm_hidden", "pre_fc_norm_embedding",
+    "pre_fc_norm_hidden", "pre_fc_norm_embedding", "norm_f",
 )  # fmt: skip
+#: Norms of states, beside those of the same name within a mixer.
+NORMS = re.compile(r"(model|mtp|backbone\.layers\.\d+)\.norm\.weight")
+#: By model: the field with the neurons of what each token goes through, and as many as take an
+#: H200 milliseconds, of 33 to 98 KB each.
+NEURONS = {
+    "llama": ("intermediate_size", 106_496),
+    "qwen3_next": ("shared_expert_intermediate_size", 61_440),
+    "nemotron_h": ("moe_shared_expert_intermediate_size", 159_744),
+}
+SHARED = re.compile(r"(mlp|shared_experts?)\.(gate|up|down)_proj\.weight$")
 #: Where Mixtral has the projections of a Llama's MLP.
 PROJECTIONS = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 
@@ -201,28 +213,45 @@ def drawn(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 def widened(tensors: Mapping[str, torch.Tensor], times: int) -> dict[str, torch.Tensor]:
     """
-    Return *tensors* of a Qwen3-Next whose states are *times* as long, a power of two, and which
+    Return *tensors* of a trained model whose states are *times* as long, a power of two, and which
     computes the same: each state is repeated, and what reads it divides by *times*, which is exact.
-
-    Words that the model does not have get no logit but zero.
     """
     return {name: _wider(name, weight, times).contiguous() for name, weight in tensors.items()}
 
 
 def _wider(name: str, weight: torch.Tensor, times: int) -> torch.Tensor:
     kind = name.removesuffix(".weight").rpartition(".")[2]
-    if kind in ("embed_tokens", "lm_head"):
-        weight = torch.nn.functional.pad(weight, (0, 0, 0, WORDS - weight.shape[0]))
-    if kind == "embed_tokens":
+    if kind in ("embed_tokens", "embeddings"):
         return torch.cat([weight] * times, 1)
     if kind in READING:
         # The projection before a draft reads two states, one behind the other.
         states = weight.chunk(2, -1) if kind == "fc" else (weight,)
         weight = torch.cat([state / times for state in states for _ in range(times)], -1)
-    if kind in WRITING or name in ("model.norm.weight", "mtp.norm.weight"):
+    if kind in WRITING or NORMS.fullmatch(name):
         # Experts may be stored as one tensor.
         weight = torch.cat([weight] * times, 1 if weight.dim() == 3 else 0)
     return weight
+
+
+def worded(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return *tensors* with `WORDS` words: those that the model does not have get a logit of 0."""
+    result = dict(tensors)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        rows = WORDS - tensors[name].shape[0]
+        result[name] = torch.nn.functional.pad(tensors[name], (0, 0, 0, rows))
+    return result
+
+
+def padded(tensors: Mapping[str, torch.Tensor], neurons: int) -> dict[str, torch.Tensor]:
+    """Return *tensors* with as many *neurons* where each token goes; the new ones give nothing."""
+    result = dict(tensors)
+    for name, weight in tensors.items():
+        if match := SHARED.search(name):
+            column = match[2] == "down"
+            more = neurons - weight.shape[1 if column else 0]
+            sides = (0, more) if column else (0, 0, 0, more)
+            result[name] = torch.nn.functional.pad(weight, sides)
+    return result
 
 
 def blocks(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -273,10 +302,15 @@ def main() -> None:
             head = {"lm_head.weight": tensors.pop("lm_head.weight")}
             head["lm_head.weight"][known:] = 0
             write_drafted(output, Path(__file__).parents[2])
-    elif kind == "wide":
+    elif kind in ("wide", "heavy"):
         tensors = widened(load_file(folder / "model.safetensors"), WIDTH // config["hidden_size"])
-        config |= {"hidden_size": WIDTH, "vocab_size": WORDS}
-        write_drafted(output, Path(__file__).parents[2])
+        config["hidden_size"] = WIDTH
+        if kind == "wide":
+            tensors, config["vocab_size"] = worded(tensors), WORDS
+            write_drafted(output, Path(__file__).parents[2])
+        else:
+            field, neurons = NEURONS[config["model_type"]]
+            tensors, config[field] = padded(tensors, neurons), neurons
     elif kind == "head-fp8":
         (weight,) = load_file(folder / "head.safetensors").values()
         head["lm_head.weight"], head["lm_head.weight_scale"] = blocks(weight)

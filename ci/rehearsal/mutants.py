@@ -18,16 +18,17 @@ from pathlib import Path
 #: Name → what the plugin does. A rate of 0.0008 changed 3.8 of a hundred answers of G4 [measured],
 #: so that 0.00021 and 0.00105 change about one and five. Token 187 of the trained models is the
 #: byte 0xff, half a character wherever it stands. Of the large model's step on an H200, 310,000
-#: cycles are 2.4 %, and 31 million made it 3.55 times as long [measured].
+#: cycles were 2.4 %, and 31 million made it 3.55 times as long [measured]. Two computations with
+#: Triton took 54 % of the experts' time, so that three take 64 %.
 FAULTS: dict[str, dict[str, object]] = {
     "scale": {"fault": "wrong-scale", "factor": 1.25},
     "scale-4": {"fault": "wrong-scale", "factor": 4},
     "cache": {"fault": "poisoned-cache"},
-    "fallback": {"fault": "fallback", "times": 2},
+    "fallback": {"fault": "fallback", "times": 3},
     "fallback-batch": {"fault": "fallback", "times": 2, "least": 2, "most": 16},
     "dirty-1": {"fault": "random-tokens", "rate": 0.00021, "drafts": 0, "token": 187},
     "dirty-5": {"fault": "random-tokens", "rate": 0.00105, "drafts": 0, "token": 187},
-    "slow": {"fault": "slow", "cycles": 310_000},
+    "slow": {"fault": "slow", "cycles": 390_000},
     "slow-4": {"fault": "slow", "cycles": 36_500_000},
 }
 #: The server computes without CUDA graphs.

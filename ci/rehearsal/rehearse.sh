@@ -18,7 +18,7 @@ own_store() {
 # night ENVIRONMENT OUTPUT [WORDS…]: everything, of a server from that environment; what is done is not repeated
 night() {
   own_store
-  python tool -P -m sparkwright gate "$candidate" --root "$root/program" --stack "$STACK" --arch 9.0a --offline --cache-dir "$store" \
+  ${LIMIT:+timeout --signal=KILL "$LIMIT"} "$environments/tool/bin/python" -P -m sparkwright gate "$candidate" --root "$root/program" --stack "$STACK" --arch 9.0a --offline --cache-dir "$store" \
     --output "$2" --recipe "$name" --model-folder "$root/models/$model" --profile learnt --workload rehearsal --keep-going --preheat 10 \
     --python "$environments/$1/bin/python" --baseline "$stock" --baseline-python "$environments/stock/bin/python" "${@:3}"
 }
@@ -38,6 +38,10 @@ case $step in
     # NAME: the hybrid that `learned` made
     rm -rf "$root/models/wide"
     python candidate "$rehearsal/models.py" wide "$root/models/$name" "$root/models/wide" ;;
+  heavy)
+    # NAME: a model that was trained. With so many weights that a step takes the GPU longer than the processor
+    rm -rf "$root/models/heavy-$name"
+    python candidate "$rehearsal/models.py" heavy "$root/models/$name" "$root/models/heavy-$name" ;;
   head)
     # A large head, in BF16 and in FP8
     rm -rf "$root/models/head" "$root/models/head-fp8"
@@ -107,6 +111,10 @@ case $step in
     python tool -P "$rehearsal/harness.py" "$root" ;;
   # With a store of its own, as for another profile, a night has its own verdicts, too.
   night) night candidate "$root/${STORE:-dist}" "${@:5}" ;;
+  killed)
+    # NAME MODEL SECONDS WORDS…: the night, killed after so long, and again to its end
+    if LIMIT=$5 night candidate "$root/killed" "${@:6}"; then exit 1; fi
+    night candidate "$root/killed" "${@:6}" ;;
   fault)
     # NAME MODEL FAULT WORDS…: the night of a server that is wrong in one way
     python candidate "$rehearsal/mutants.py" "$root" "$5"
