@@ -321,7 +321,7 @@ class Host:
 
     def write(self, *records: PickRecord) -> Ledger:
         """Write a ledger of *records*, and return it."""
-        ledger.path_of(self.root, self.fork).write_text(ledger.render(Ledger(self.url, records)))
+        ledger.path_of(self.root, self.fork).write_text(ledger.render(Ledger(self.url, records=records)))
         return self.ledger
 
     def carry(

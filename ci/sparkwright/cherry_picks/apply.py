@@ -9,8 +9,6 @@ that is joined to the next (apply.c treats both as equal), a change that is ther
 without effect.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import operator

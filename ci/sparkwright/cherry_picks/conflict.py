@@ -6,8 +6,6 @@ changed those lines, which are found by the ids of the files in the base and in 
 release archive will do; and the earlier patches of ours that changed the file.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import SequenceMatcher

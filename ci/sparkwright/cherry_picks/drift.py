@@ -6,8 +6,6 @@ dropped, with the evidence. What conflicts waits in a worktree; until the export
 changes.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from typing import Literal
@@ -15,9 +13,7 @@ from typing import Literal
 import msgspec
 
 from sparkwright.cherry_picks import apply, series
-from sparkwright.cherry_picks.ledger import (
-    render,
-)
+from sparkwright.cherry_picks.ledger import render
 from sparkwright.cherry_picks.patch import Patch
 from sparkwright.cherry_picks.upstream import Base, Evidence, Upstream, base_of, evidence
 from sparkwright.core import strict_yaml
@@ -161,7 +157,11 @@ def plan_bump(upstream: Upstream, version: str, drop: Collection[str] = ()) -> B
         f"forks/{project.stack}/stack.yaml": stack_text,
         f"forks/{project.stack}/lock.yaml": render_lock(lock),
     }
-    if (ledger := upstream.ledger.without(project.stack, gone)) != upstream.ledger:
+    ledger = upstream.ledger
+    for record in ledger.carried(project.stack):
+        if record.name in gone:
+            ledger = ledger.with_record(record.dropped_by(project.stack))
+    if ledger != upstream.ledger:
         files[f"cherry_picks/{fork}.yaml"] = render(ledger)
     return Bump(fork, base, tuple(tried), gone, files)
 

@@ -5,8 +5,6 @@ Reason, upstream's state and drop condition of a change stand in its patch or in
 and are not repeated there.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal

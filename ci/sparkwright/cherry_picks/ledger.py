@@ -7,12 +7,10 @@ is rendered in our one way. A field whose value is not known is ``unresolved``; 
 that a stack carries must not be.
 """
 
-from __future__ import annotations
-
 import datetime
-from collections.abc import Collection
+from collections import Counter
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import msgspec
 
@@ -77,6 +75,11 @@ class PickRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
         """The commit whose tree has the change: *merge* of a merged one, else *head*."""
         return self.merge or self.head
 
+    def dropped_by(self, stack: str) -> Self:
+        """Return the record, not carried by *stack*."""
+        stacks = {name: paths for name, paths in self.stacks.items() if name != stack}
+        return msgspec.structs.replace(self, stacks=stacks)
+
 
 class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
@@ -89,13 +92,13 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     url: Annotated[str, msgspec.Meta(min_length=1)]
-    records: tuple[PickRecord, ...] = ()
     branch: str = "main"
+    records: tuple[PickRecord, ...] = ()
 
     def __post_init__(self) -> None:
-        numbers = [record.number for record in self.records]
-        if twice := {number for number in numbers if numbers.count(number) > 1}:
-            raise ValueError(f"listed twice: {', '.join(f'#{number}' for number in sorted(twice))}")
+        names = Counter(record.name for record in self.records)
+        if twice := names - Counter(set(names)):
+            raise ValueError(f"listed twice: {', '.join(sorted(twice))}")
 
     @property
     def by_number(self) -> dict[int, PickRecord]:
@@ -106,32 +109,14 @@ class Ledger(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return the records that *stack* carries, in order."""
         return tuple(record for record in self.records if stack in record.stacks)
 
-    def with_record(self, record: PickRecord) -> Ledger:
+    def with_record(self, record: PickRecord) -> Self:
         """Return the ledger with *record* in its old place, or at the end."""
         records = self.by_number | {record.number: record}
         return msgspec.structs.replace(self, records=tuple(records.values()))
 
-    def without(self, stack: str, names: Collection[str]) -> Ledger:
-        """Return the ledger with the records *names* no longer carried by *stack*."""
-        records = [
-            msgspec.structs.replace(
-                record,
-                stacks={key: paths for key, paths in record.stacks.items() if key != stack},
-            )
-            if record.name in names
-            else record
-            for record in self.records
-        ]
-        return msgspec.structs.replace(self, records=tuple(records))
-
     def page(self, number: int) -> str:
         """Return the address where people read about pull request *number*."""
         return f"{self.url.removesuffix('.git')}/pull/{number}"
-
-
-def today() -> str:
-    """Return the day (UTC), as records have it."""
-    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def path_of(root: Path, fork: str) -> Path:
@@ -153,12 +138,9 @@ def load_ledger(root: Path, fork: str) -> Ledger:
 
 def render(ledger: Ledger) -> str:
     """Return the text of the file: records as blocks, defaults left out."""
-    data = msgspec.to_builtins(ledger)
-    top = strict_yaml.dump({key: data[key] for key in ("url", "branch")})
-    records = strict_yaml.dump({"records": data["records"]}).replace("\n- ", "\n\n- ")
     return (
         "# Pins of upstream pull requests; `sparkwright patch pick` writes them, people write "
-        f"reasons.\n{top}{records}"
+        "reasons.\n" + strict_yaml.dump(ledger).replace("\n- ", "\n\n- ")
     )
 
 

@@ -7,8 +7,6 @@ submodules, paths outside of the tree (git-apply(1)), and sections that were cut
 report needs the hunks, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import email.policy
 import re
@@ -58,8 +56,9 @@ CONTEXT = 1
 #: history up to 2026-08 that name one pull request, 50 take back as much.
 REVERTED = 0.9
 
-#: An option of quilt behind the name of a patch that says how we strip paths anyway.
-_LEVEL = re.compile(r"\s+-p(1|ab)\Z")
+#: A line of a series: a name, an option of quilt that says how we strip paths anyway, a comment.
+_ENTRY = re.compile(r"^[^\S\n]*([^#\s][^#\n]*?)(?:\s+-p(?:1|ab))?[^\S\n]*(?:#.*)?$", re.MULTILINE)
+_TRAILER = re.compile(rf"^({'|'.join(TRAILERS)}): *(\S.*)$", re.MULTILINE)
 _BODY = re.compile(rb"^(@@ |GIT binary patch|Binary files )", re.MULTILINE)
 _FIELD = re.compile(
     rb"^(--- |(?:rename|copy) (?:from|to) |(?:new|deleted) file mode |new mode |index )(.*)$",
@@ -284,9 +283,8 @@ def parse(name: str, data: bytes) -> Patch:
         raise PatchError(
             "patch-invalid", f"{name} is not a patch in UTF-8 as git format-patch writes it."
         )
-    marks = tuple(f"{trailer}: " for trailer in TRAILERS)
-    trailers = dict(line.split(": ", 1) for line in text.splitlines() if line.startswith(marks))
-    if missing := [trailer for trailer in TRAILERS if not trailers.get(trailer, "").strip()]:
+    trailers = dict(_TRAILER.findall(text))
+    if missing := sorted(set(TRAILERS) - trailers.keys()):
         raise PatchError(
             "patch-invalid",
             f"The header of {name} is incomplete.",
@@ -298,8 +296,8 @@ def parse(name: str, data: bytes) -> Patch:
             f"{name} has an unknown Upstream-Status.",
             details=[trailers["Upstream-Status"], f"known: {', '.join(STATUSES)}"],
         )
-    declared = [line for line in text.splitlines() if line.startswith("Changes: ")]
-    changes = [_CHANGE.fullmatch(line) for line in declared]
+    declared = re.findall(r"^Changes: .*$", text, re.MULTILINE)
+    changes = list(map(_CHANGE.fullmatch, declared))
     if None in changes:
         raise PatchError(
             "patch-invalid",
@@ -371,9 +369,8 @@ def diffs_of(
     Return the diff of *paths* of each commit of *commits*, pairs of a commit and its parent, by one
     call of git for all of them.
     """
-    pairs = "".join(f"{commit} {parent}\n" for commit, parent in commits).encode()
-    words = ["diff-tree", "--stdin", *_FLAGS, f"-U{context}", "--"]
-    words += [f":(literal){path}" for path in paths]
+    pairs = "\n".join([*map(" ".join, commits), ""]).encode()
+    words = ["diff-tree", "--stdin", *_FLAGS, f"-U{context}", "--", *paths]
     parts = re.split(rb"(?m)^([0-9a-f]{40})\n", objects.run(words, stdin=pairs)[1])
     return {name.decode(): diff for name, diff in zip(parts[1::2], parts[2::2], strict=True)}
 
@@ -432,7 +429,7 @@ def sections(diff: bytes) -> tuple[Section, ...]:
         patch-invalid: A header or a hunk is cut off, a path leaves the tree, or the diff was made
             without prefixes or got other line ends.
     """
-    return tuple(_section(data) for data in re.split(rb"(?m)^(?=diff --git )", diff)[1:])
+    return tuple(map(_section, re.split(rb"(?m)^(?=diff --git )", diff)[1:]))
 
 
 def _section(data: bytes) -> Section:
@@ -450,11 +447,10 @@ def _section(data: bytes) -> Section:
             )
     # A section without hunks changes a mode, a name, or an empty file; else its hunks were cut off,
     # which git accepts.
-    whole = (
-        all(_EMPTY.match(index[side]) for side in (1, 2))
-        if index
-        else any(key in fields for key in (b"new mode ", b"rename to ", b"copy to "))
-    )
+    if index:
+        whole = bool(_EMPTY.match(index[1]) and _EMPTY.match(index[2]))
+    else:
+        whole = not fields.keys().isdisjoint((b"new mode ", b"rename to ", b"copy to "))
     if body is None and (b"--- " in fields or not whole):
         raise PatchError("patch-invalid", f"The header of {path} is cut off.")
     blob = index[1].decode() if index and index[1].strip(b"0") else ""
@@ -467,7 +463,7 @@ def _paths(first: bytes, fields: dict[bytes, bytes]) -> tuple[str, str]:
     """Return both paths of a section with that *first* line."""
     names = first.removeprefix(b"diff --git ")
     middle = len(names) // 2
-    old, new = (_unquoted(name) for name in (names[:middle], names[middle + 1 :]))
+    old, new = _unquoted(names[:middle]), _unquoted(names[middle + 1 :])
     if old and old == new:
         raise PatchError(
             "patch-invalid",
@@ -477,7 +473,8 @@ def _paths(first: bytes, fields: dict[bytes, bytes]) -> tuple[str, str]:
     old, new = old[2:], new[2:]
     for verb in (b"rename", b"copy"):
         if verb + b" from " in fields:
-            old, new = (_unquoted(fields.get(verb + end, b"")) for end in (b" from ", b" to "))
+            old = _unquoted(fields[verb + b" from "])
+            new = _unquoted(fields.get(verb + b" to ", b""))
     return (
         "" if b"new file mode " in fields else old,
         "" if b"deleted file mode " in fields else new,
@@ -494,9 +491,7 @@ def _hunk(data: bytes, path: str) -> Hunk:
     header, match = data.partition(b"\n")[0], _HUNK.match(data)
     if match is None:
         raise PatchError("patch-invalid", f"A hunk of {path} does not say where it is.")
-    start, count, new_start, new_count = (
-        1 if part is None else int(part) for part in match.groups()[:4]
-    )
+    start, count, new_start, new_count = map(int, match.groups(b"1"))
     before, after, mark, at = list[bytes](), list[bytes](), b"", len(header) + 1
     while len(before) < count or len(after) < new_count:
         line = _LINE.match(data, at)
@@ -533,18 +528,19 @@ def series_names(folder: Path) -> list[str]:
             listed.
     """
     listing = folder / "series"
-    lines = listing.read_text("utf-8", errors="replace").splitlines() if listing.is_file() else []
-    entries = (_LEVEL.sub("", line.partition("#")[0].strip()) for line in lines)
-    listed = [name for name in entries if name]
+    text = listing.read_text("utf-8", errors="replace") if listing.is_file() else ""
+    listed = _ENTRY.findall(text)
     present = {path.name for path in list_folder(folder, "*.patch")}
-    wrong = [f"listed twice: {name}" for name, n in sorted(Counter(listed).items()) if n > 1]
-    wrong += [f"listed, but not there: {name}" for name in listed if name not in present]
-    wrong += [f"there, but not listed: {name}" for name in sorted(present - set(listed))]
-    if wrong:
+    twice = Counter(listed) - Counter(set(listed))
+    if twice or present != set(listed):
         raise PatchError(
             "patch-invalid",
             f"{listing} and its folder disagree.",
-            details=wrong,
+            details=[
+                *map("listed twice: {}".format, sorted(twice)),
+                *map("listed, but not there: {}".format, sorted(set(listed) - present)),
+                *map("there, but not listed: {}".format, sorted(present - set(listed))),
+            ],
             todo="List every patch once, in the order of application.",
         )
     return listed

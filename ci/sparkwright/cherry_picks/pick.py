@@ -4,9 +4,7 @@ Pick: pin a pull request in the ledger.
 git alone describes it: its commits, those of the target branch that name it, and their authors.
 """
 
-from __future__ import annotations
-
-import contextlib
+import datetime
 from collections.abc import Mapping
 
 import msgspec
@@ -17,14 +15,13 @@ from sparkwright.cherry_picks.ledger import (
     PickRecord,
     path_of,
     render,
-    today,
     write_reviewed,
 )
 from sparkwright.cherry_picks.patch import PatchError
 from sparkwright.cherry_picks.upstream import Upstream, is_ancestor, log
 from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
-from sparkwright.core.errors import SparkwrightError, UsageError
+from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_bytes
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
@@ -107,7 +104,7 @@ def record(
         head=head,
         base=base,
         merge=pull.merge,
-        seen=today(),
+        seen=datetime.datetime.now(datetime.UTC).date().isoformat(),
         date=commit.date,
         sha256=sha256_bytes(data),
         patch_id=patch.patch_id(context.objects, data),
@@ -156,7 +153,7 @@ def _base(context: RunContext, ledger: Ledger, pull: PullRequest, number: int) -
     return base
 
 
-def _refuse_moved(context: RunContext, ledger: Ledger, old: PickRecord, pull: PullRequest) -> None:
+def _refuse_moved(ledger: Ledger, old: PickRecord, pull: PullRequest) -> None:
     """
     Check that *pull* is still the commits of *old*.
 
@@ -168,19 +165,14 @@ def _refuse_moved(context: RunContext, ledger: Ledger, old: PickRecord, pull: Pu
         if pinned == now or {pinned, now} & {"", UNRESOLVED}:
             continue
         page = ledger.url.removesuffix(".git")
-        details = [
-            f"pinned: {pinned}",
-            f"now:    {now}",
-            f"difference: {page}/compare/{pinned}..{now}",
-        ]
-        # The new commits may not be fetched, or their base not be found; the message then names
-        # less.
-        with contextlib.suppress(SparkwrightError):
-            fresh = record(context, ledger, pull, old.number, old.reason, old.drop_when)
-            same = fresh.patch_id == old.patch_id
-            details.append("the diff is the same as before" if same else "the diff is another one")
         raise PatchError(
-            "pick-moved", f"The {name} of #{old.number} moved since it was pinned.", details=details
+            "pick-moved",
+            f"The {name} of #{old.number} moved since it was pinned.",
+            details=[
+                f"pinned: {pinned}",
+                f"now:    {now}",
+                f"difference: {page}/compare/{pinned}..{now}",
+            ],
         )
 
 
@@ -226,17 +218,19 @@ def pin(
             )
         seen = snapshot(context, ledger, number)
         if earlier and not accept:
-            _refuse_moved(context, ledger, earlier, seen)
+            _refuse_moved(ledger, earlier, seen)
         fresh = record(context, ledger, seen, number, reason, drop_when)
-        stacks = {name: paths for name, paths in fresh.stacks.items() if name != stack or not drop}
-        if carry or excluded:
-            stacks[stack] = {**stacks.get(stack, {}), **excluded}
-        ledger = ledger.with_record(msgspec.structs.replace(fresh, stacks=stacks))
-        if stack in stacks:
+        if drop:
+            fresh = fresh.dropped_by(stack)
+        elif carry or excluded:
+            left_out = {**fresh.stacks.get(stack, {}), **excluded}
+            fresh = msgspec.structs.replace(fresh, stacks={**fresh.stacks, stack: left_out})
+        ledger = ledger.with_record(fresh)
+        if stack in fresh.stacks:
             series.apply_with_report(
                 Upstream(context, fork, ledger),
                 fetch.fetch(context, fork),
                 series.picks(context, ledger),
             )
         write_reviewed(path, render(ledger).encode())
-    return ledger.by_number[number]
+    return fresh

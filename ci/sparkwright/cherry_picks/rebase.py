@@ -6,8 +6,6 @@ applies strictly, gives the tree of the worktree, and accounts for every patch t
 before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

@@ -10,8 +10,6 @@ has a line ``Backport-Of: #NUMBER SHA256`` with the hash of the pinned diff, so 
 never outlives the state that it was made from.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 
@@ -149,9 +147,12 @@ def picks(context: RunContext, ledger: Ledger) -> list[Patch]:
     Raises:
         pick-mismatch, offline, source-unreachable: See `patch_of`.
     """
-    stack = context.project.stack
-    patches = (patch_of(context, ledger, record, stack) for record in ledger.carried(stack))
-    return [pick for pick in patches if pick.data]
+    patches, stack = list[Patch](), context.project.stack
+    for record in ledger.carried(stack):
+        pick = patch_of(context, ledger, record, stack)
+        if pick.data:
+            patches.append(pick)
+    return patches
 
 
 def load_series(context: RunContext, fork: str) -> tuple[Patch, ...]:
@@ -195,10 +196,8 @@ def apply_series(context: RunContext, source: FetchedSource) -> apply.PatchedTre
     stored = context.store.get("apply", key, apply.PatchedTree)
     if stored and context.objects.is_complete(stored.tree):
         return stored
-    patches, ledger = (
-        load_series(context, source.fork),
-        load_ledger(context.project.root, source.fork),
-    )
+    patches = load_series(context, source.fork)
+    ledger = load_ledger(context.project.root, source.fork)
     check_backports(ledger, context.project.stack, patches)
     patched = apply_with_report(Upstream(context, source.fork), source, patches)
     context.store.put("apply", key, patched)

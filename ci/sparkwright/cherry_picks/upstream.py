@@ -6,11 +6,8 @@ A mirror has all commits and trees of a repository, but only some of the files. 
 release on the package index, of which only the tree is known.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
-import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property
@@ -110,6 +107,20 @@ def base_of(source: FetchedSource, name: str = "") -> Base:
     return Base(name or source.origin, source.tree, commit)
 
 
+class Change(msgspec.Struct, frozen=True):
+    """
+    A commit of a branch.
+
+    Attributes:
+        parent: The first one; empty if there is none.
+        files: Path → the blob id before and after it; empty if there is none, or a submodule.
+    """
+
+    commit: str
+    parent: str
+    files: dict[str, tuple[str, str]]
+
+
 @dataclasses.dataclass(frozen=True)
 class Upstream:
     """
@@ -147,9 +158,11 @@ class Upstream:
         """
         assert self.mirror
         tree = self.mirror.commit(commit)
-        wanted = {path for patch in patches for path in patch.files}
-        paths = self.context.objects.paths(tree)
-        self.mirror.files({paths[path][1] for path in wanted & paths.keys()})
+        paths, blobs = self.context.objects.paths(tree), set[str]()
+        for entry in patches:
+            for path in paths.keys() & entry.files:
+                blobs.add(paths[path][1])
+        self.mirror.files(blobs)
         return Base(name, tree, commit)
 
     def fetch_files(self, listed: Iterable[Change], paths: Collection[str] = ()) -> None:
@@ -160,10 +173,12 @@ class Upstream:
         Raises:
             offline, source-unreachable: The repository may not be asked, or does not have them.
         """
-        files = (pair for change in listed for pair in change.files.items())
-        sides = (pair for path, pair in files if path in paths or not paths)
+        blobs = set[str]()
+        for change in listed:
+            for path in paths or change.files:
+                blobs.update(change.files.get(path, ()))
         if self.mirror:
-            self.mirror.files(set(itertools.chain.from_iterable(sides)) - {""})
+            self.mirror.files(blobs - {""})
 
     def commit(self, name: str) -> str:
         """
@@ -193,23 +208,11 @@ class Upstream:
                 answer.
         """
         spec = self.context.project.fork(self.fork).sources.sdist
-        for release in (
-            releases(self.context, spec.name, yanked=True) if spec and name[:1].isdigit() else ()
-        ):
-            if release.version == name:
-                return of_release(self.context, release)
+        if spec and name[:1].isdigit():
+            for release in releases(self.context, spec.name, yanked=True):
+                if release.version == name:
+                    return of_release(self.context, release)
         return self.at_commit(name, self.commit(name), patches)
-
-    @cached_property
-    def newer_release(self) -> FileLock | None:
-        """The newest release, if it is later than the locked one; see `releases`."""
-        from packaging.version import Version
-
-        sdist = self.context.lock.forks[self.fork].sdist
-        newest = releases(self.context, sdist.name)[-1:] if sdist else []
-        if sdist and newest and Version(newest[0].version) > Version(sdist.version):
-            return newest[0]
-        return None
 
     def later(self, patches: Collection[Patch]) -> Iterator[Base]:
         """
@@ -218,8 +221,12 @@ class Upstream:
         Raises:
             source-unreachable: The index does not answer.
         """
-        if self.newer_release:
-            yield of_release(self.context, self.newer_release)
+        from packaging.version import Version
+
+        sdist = self.context.lock.forks[self.fork].sdist
+        newest = releases(self.context, sdist.name)[-1:] if sdist else []
+        if sdist and newest and Version(newest[0].version) > Version(sdist.version):
+            yield of_release(self.context, newest[0])
         if self.mirror:
             branch = self.ledger.branch
             try:
@@ -263,20 +270,6 @@ def releases(context: RunContext, project: str, *, yanked: bool = False) -> list
     return [by_version[version] for version in sorted(by_version)]
 
 
-class Change(msgspec.Struct, frozen=True):
-    """
-    A commit of a branch.
-
-    Attributes:
-        parent: The first one; empty if there is none.
-        files: Path → the blob id before and after it; empty if there is none, or a submodule.
-    """
-
-    commit: str
-    parent: str
-    files: dict[str, tuple[str, str]]
-
-
 def changes(objects: Objects, tip: str, paths: Collection[str], after: str = "") -> list[Change]:
     """
     Return the commits of the branch ending in *tip* that changed one of *paths*, newest first.
@@ -287,7 +280,7 @@ def changes(objects: Objects, tip: str, paths: Collection[str], after: str = "")
     words = ["log", "--first-parent", "-m", "--full-diff", "--raw"]
     words += ["--no-abbrev", "--no-renames", "-z", "--format=%x01%H%x00%P", tip]
     words += [f"^{after}"] if after else []
-    out, listed = objects.text(*words, "--", *(f":(literal){path}" for path in paths)), []
+    out, listed = objects.text(*words, "--", *paths), list[Change]()
     for entry in re.split(r"\x01(?=[0-9a-f]{40}\0)", out)[1:]:
         commit, parents, *rest = (word.strip("\n") for word in entry.rstrip("\0\n").split("\0"))
         files = dict[str, tuple[str, str]]()

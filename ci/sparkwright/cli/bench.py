@@ -1,7 +1,5 @@
 """``sparkwright bench``: how fast a server answers, cell by cell, and no gate."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import time

@@ -7,8 +7,6 @@ installing the yanked release. The release is served on loopback; the client kno
 publisher but the fingerprint.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import dataclasses

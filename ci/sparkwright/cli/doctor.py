@@ -1,7 +1,5 @@
 """``sparkwright doctor``: what this machine has, what that means, and the commands that mend it."""
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib.util

@@ -6,8 +6,6 @@ With a recipe alone it does everything in one night (`sparkwright.gates.core.nig
 to serve from an environment, it runs single gates.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import os

@@ -4,8 +4,6 @@ The command line: select a command and run it.
 ``main`` wraps ``run``, so that tests can call the inner one and see the exceptions.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """``sparkwright model``: a model by its files, before it is served."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """The options that several commands share, and the context that they make."""
 
-from __future__ import annotations
-
 import argparse
 import math
 import os
@@ -206,14 +204,14 @@ def default_cache() -> Path:
     return Path(platformdirs.user_cache_dir("sparkwright", appauthor=False))
 
 
-def store(arguments: argparse.Namespace) -> Store:
+def store(arguments: argparse.Namespace) -> "Store":
     """Return the store in the cache directory."""
     from sparkwright.core.store import Store
 
     return Store(arguments.cache_dir or default_cache())
 
 
-def checkout(arguments: argparse.Namespace) -> RunContext:
+def checkout(arguments: argparse.Namespace) -> "RunContext":
     """
     Return the context of a command that works on a checkout.
 

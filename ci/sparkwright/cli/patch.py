@@ -1,7 +1,5 @@
 """The commands of ``patch``: the picks and patches that a stack carries, and their upkeep."""
 
-from __future__ import annotations
-
 import argparse
 import functools
 import re
@@ -74,7 +72,7 @@ _OPTIONS: Mapping[str, options.Options] = {
             "default": "",
             "required": True,
             "metavar": "VERSION",
-            "help": "the release, or `newest`",
+            "help": "the release; `patch drift` names the newest",
         },
         "--drop": {
             **options.REPEATED,
@@ -279,17 +277,6 @@ def run_bump(arguments: argparse.Namespace) -> Document:
             "offline", "bump needs the index and the upstream host, which --offline forbids."
         )
     rebase.refuse_worktree(context, fork)
-    if version == "newest":
-        if not context.project.fork(fork).sources.sdist:
-            raise SourceError(
-                "not-provided",
-                f"{fork} has no releases on the package index, of which one is the newest.",
-                todo="Name a version that has a tag: --to VERSION.",
-            )
-        if upstream.newer_release is None:
-            console.result(f"{fork} is at its newest release already.")
-            return {"bump": None}
-        version = upstream.newer_release.version
     forced = pins.check(context, context.lock, {fork: version}, force=arguments.force_pin)
     plan = drift.plan_bump(upstream, version, arguments.drop)
     _show_trials(f"{fork} to {version}", plan.trials, plan.gone)

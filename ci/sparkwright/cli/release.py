@@ -1,7 +1,5 @@
 """``publish``, and the commands of ``release``, which change or check the index in a folder."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Mapping
 from pathlib import Path

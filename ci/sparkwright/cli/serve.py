@@ -1,7 +1,5 @@
 """``sparkwright serve``: preflight, and then vLLM in the place of this program."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import re
@@ -439,7 +437,7 @@ def _explain_start(warm: Path | None) -> None:
     os._exit(0)
 
 
-def _show_parts(parts: Sequence[StartPart]) -> None:
+def _show_parts(parts: Sequence["StartPart"]) -> None:
     rows = list[tuple[str, str, str]]()
     for part in parts:
         seconds = "" if part.seconds is None else f"{part.seconds:.1f}"

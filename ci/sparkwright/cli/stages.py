@@ -1,7 +1,5 @@
 """The stages of a build: ``lock``, ``fetch``, ``apply``, ``plan``, ``build`` and ``audit``."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Words of command lines: which are flags, and what of them is never shown."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence

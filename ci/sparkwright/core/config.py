@@ -8,8 +8,6 @@ The configuration is ``config.yaml`` in the platform's folder, or the file that
 know which of the two it reads.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -6,8 +6,6 @@ Messages go to standard error; standard output carries results, or one JSON docu
 failures become annotations.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io
@@ -104,7 +102,7 @@ class Progress:
         unit: ``bytes`` are shown as sizes, ``seconds`` as durations, all else as plain numbers.
     """
 
-    def __init__(self, console: Console, title: str, total: float, unit: str = "") -> None:
+    def __init__(self, console: "Console", title: str, total: float, unit: str = "") -> None:
         self._console, self._title, self.total, self._unit = console, title, total, unit
         self.done = self._first = 0.0
         self._began = self._updated = time.monotonic()

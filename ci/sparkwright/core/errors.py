@@ -7,8 +7,6 @@ or upstream unreachable. `sparkwright.cli.main` gives 3 to faults of ours and 13
 interruption.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 

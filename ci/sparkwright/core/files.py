@@ -6,8 +6,6 @@ Size, encoding and the nesting of JSON are bounded, and a key that appears twice
 of losing one of its values.
 """
 
-from __future__ import annotations
-
 import fnmatch
 import hashlib
 import io

@@ -5,8 +5,6 @@ The user's git configuration never leaks in: its files are switched off and its 
 except those that say how to reach a host.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
@@ -63,6 +61,7 @@ _ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_ATTR_NOSYSTEM": "1",
     "GIT_TERMINAL_PROMPT": "0",
+    "GIT_LITERAL_PATHSPECS": "1",
     "LANGUAGE": "C",
     "LC_ALL": "C",
     "TZ": "UTC",

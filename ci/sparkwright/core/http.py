@@ -6,8 +6,6 @@ status line, headers, chunk sizes or trailers, or sends `100 Continue` without e
 nothing. Numbers of a reply are read strictly, and credentials go to the host that they are for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import os
@@ -125,7 +123,7 @@ class Reply:
         HttpFailure: Its Content-Length is not a number.
     """
 
-    def __init__(self, response: requests.Response, deadline: _Deadline) -> None:
+    def __init__(self, response: "requests.Response", deadline: _Deadline) -> None:
         self.status, self.url, self.body = response.status_code, response.url, b""
         self.headers = {name.lower(): value for name, value in response.headers.items()}
         self._response, self._deadline = response, deadline
@@ -173,7 +171,7 @@ class Reply:
         self.body = b"".join(self.pieces(most, beginning=beginning))
 
 
-def _session(deadline: _Deadline, *, redirects: bool) -> requests.Session:
+def _session(deadline: _Deadline, *, redirects: bool) -> "requests.Session":
     """
     Return a session of requests that reports its sockets to *deadline*, and follows *redirects*
     within their scheme.

@@ -8,8 +8,6 @@ polices it: what does not fit takes the whole machine down (vllm #46307, #56824)
 lies in it is counted, and a part stays free. Sizes are GiB, as in vLLM's flags and log.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 import os
@@ -18,7 +16,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import psutil
@@ -92,7 +90,7 @@ class MachineMemory(msgspec.Struct, frozen=True):
     failure: str = ""
 
     @classmethod
-    def here(cls, *, empty: bool = False) -> MachineMemory:
+    def here(cls, *, empty: bool = False) -> Self:
         """
         Return this machine, or it as if no other program ran (*empty*). The rules of unified memory
         hold also if nvidia-smi fails.
@@ -252,7 +250,7 @@ class CacheShape(msgspec.Struct, frozen=True):
     @classmethod
     def from_config(
         cls, config: Mapping[str, Any], dtype: str = "auto", parts: int = 1, drafts: int = 0
-    ) -> CacheShape:
+    ) -> Self:
         """
         Return the shape by the *config* of the part of a model that writes; unknown if that lacks a
         field. Layers of an unknown kind count as those that attend to everything.
@@ -347,7 +345,7 @@ class ServerMemory(msgspec.Struct, frozen=True):
     def needed(self) -> float:
         return self.fixed + (self.cache or 0.0)
 
-    def settled(self, machine: MachineMemory) -> ServerMemory:
+    def settled(self, machine: MachineMemory) -> Self:
         """Return this server with the cache and the share that *machine* has for it now."""
         server = self
         if server.cache is None:

@@ -4,8 +4,6 @@ Templates of pages: self-contained HTML files that run nothing and escape every 
 The templates of a package lie in its folder ``templates``, and extend ``base.html`` of this one.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -43,7 +41,7 @@ def clean(text: str, longest: int = LONGEST) -> str:
     return "".join("\ufffd" if unicodedata.category(c) in _UNSAFE else c for c in cut)
 
 
-def environment(package: str) -> Environment:
+def environment(package: str) -> "Environment":
     """Return the templates of *package*, which make each string that they write harmless."""
     from jinja2 import (
         ChoiceLoader,

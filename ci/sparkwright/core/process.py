@@ -4,8 +4,6 @@ starts in the background may: only `run_limited`, and a sandbox in namespaces, e
 variables of their environments; the memory of this machine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

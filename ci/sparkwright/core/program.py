@@ -5,8 +5,6 @@ Run a command line, and turn failures into messages, documents of ``--json`` and
 the network or an upstream is out of reach. 130: interrupted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """The states of a verdict."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 #: The states of checks, gates and experiments. Only ``pass`` publishes to ``verified``; ``not-run``

@@ -6,8 +6,6 @@ and renamed, so that a killed run leaves either the whole result or none; single
 to the disk first, folders are not.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -6,8 +6,6 @@ aliases that expand without bound. Both are refused here, and msgspec refuses ev
 type or field of an unknown name.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 

@@ -6,8 +6,6 @@ Exit codes, signals, numbers of errors, events of the kernel and files decide wh
 Text that does not stand here explains, and decides nothing.
 """
 
-from __future__ import annotations
-
 import re
 
 #: git apply: a hunk was applied at other lines than it names. git has no option that refuses it,

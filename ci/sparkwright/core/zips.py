@@ -5,8 +5,6 @@ An archive is hostile: a member may climb out of its folder, be a link, overlap 
 promise less than it holds. Everything is checked from its directory, before a byte is unpacked.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import csv

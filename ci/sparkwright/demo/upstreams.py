@@ -12,8 +12,6 @@ The NVFP4 weights of the model have learnt one text: which word follows a word. 
 only if scales, codes and the choice of the largest scale are right.
 """
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import json

@@ -1,7 +1,5 @@
 """The context of a run: the reviewed data, the store, and the choices made on the command line."""
 
-from __future__ import annotations
-
 import dataclasses
 import platform
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ Fetch sources of the three kinds: git, sdist and wheel.
 Whatever the kind, the result is a tree in the object database whose id equals the lock's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 import msgspec

@@ -7,8 +7,6 @@ a tree is addressed in the same way wherever it came from, and nothing but the m
 asks a host: a missing object is an error there, not a download.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence

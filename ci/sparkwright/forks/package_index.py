@@ -11,8 +11,6 @@ promise less than it holds. Everything is checked before a byte reaches the obje
 written to a path that a member names.
 """
 
-from __future__ import annotations
-
 import configparser
 import os
 import posixpath

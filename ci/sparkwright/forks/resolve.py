@@ -1,7 +1,5 @@
 """Turn refs into hashes: ``sparkwright lock``, which needs the network."""
 
-from __future__ import annotations
-
 import posixpath
 import re
 from collections.abc import Collection

@@ -6,8 +6,6 @@ The lock names every source by hash. What could not be resolved when it was writ
 (`UNRESOLVED`) instead of guessing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path

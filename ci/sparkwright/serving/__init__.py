@@ -1,7 +1,5 @@
 """Serving a model from a release: preflight, start, other machines, health; and its failures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

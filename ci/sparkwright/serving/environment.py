@@ -4,8 +4,6 @@ The Python environment that vLLM is served from, and the flags that its vLLM rea
 Nothing of vLLM is imported: it ends over an unknown flag only after half a minute of imports.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import re

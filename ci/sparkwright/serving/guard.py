@@ -11,8 +11,6 @@ This file runs as a script, and imports no other module of sparkwright: it must 
 there is no memory.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import json

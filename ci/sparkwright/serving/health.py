@@ -6,8 +6,6 @@ cluster is lost. So tokens are requested, and the counters are read before and a
 they are the right ones is a question for the canary of the release, which costs more.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Literal

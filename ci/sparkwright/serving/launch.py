@@ -5,8 +5,6 @@ Several machines become one server by vLLM's own processes (``--nnodes``), or ov
 that the user started, if the flags say so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import os

@@ -1,7 +1,5 @@
 """The model to serve: a folder, or a name in this machine's model cache, and complete."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ without code of the model. Compiled libraries are not loaded; where their answer
 are tried, and a kind of layer for which the two choices differ is unresolved.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
