@@ -28,7 +28,7 @@ from sparkwright.client.environment import CANARY, PACKS, Prefix
 from sparkwright.client.records import FileEdit, Overlay, Release, ReleaseFile, TextChange, WarmPack
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.core.process import CACHES
-from sparkwright.release import client_wheel
+from sparkwright.release import publisher
 
 
 def test_install_puts_programs_data_and_headers_where_the_check_expects_them(world: World) -> None:
@@ -509,7 +509,7 @@ def test_the_client_needs_exactly_its_modules_and_requirements(user: User, tmp_p
     root = (user.world.root / "metadata/1.root.json").read_bytes()
     carried = (user.world.url, user.world.fingerprint, root)
     made, again = (
-        client_wheel.write(folder, *carried, label="1")[1] for folder in (tmp_path, user.folder)
+        publisher.write_client(folder, *carried, label="1")[1] for folder in (tmp_path, user.folder)
     )
     assert made.read_bytes() == again.read_bytes()
     unpacked = tmp_path / "unpacked"

@@ -42,8 +42,7 @@ from sparkwright.audit.report import (
 from sparkwright.audit.wheel import Contents, LibraryAudit, audit
 from sparkwright.builder import toolchain
 from sparkwright.builder.wheel import archive, elf, gpu_target, symbols
-from sparkwright.client.locked_wheels import LockedWheel
-from sparkwright.client.wheel_check import check_wheel
+from sparkwright.client.locked_wheels import LockedWheel, check_wheel
 from sparkwright.core import strict_yaml
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.stack import Project
@@ -231,7 +230,7 @@ def test_a_name_and_a_version_may_be_spelled_as_pip_takes_them(tmp_path: Path, n
     spelled, file = archive.WheelName(name.replace("-", "_"), version, "py3-none-any"), "pro_be-1-py3-none-any.whl"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
     wheel = archive.write(tmp_path, spelled, {"a.py": b"1"}, metadata, pure=True).rename(tmp_path / file)
-    again = archive.rewrite(wheel, tmp_path, version="2")
+    again = archive.rewrite(wheel, tmp_path, archive.WheelName("pro_be", "2", "py3-none-any"))
     folder, site = tmp_path / "site", "lib/python3/site-packages"
     subprocess.run([find_uv_bin(), "pip", "install", "--offline", "--quiet", "--no-deps", "--target", folder, wheel], check=True)
 

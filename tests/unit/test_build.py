@@ -28,7 +28,6 @@ from sparkwright.builder import (
     plan,
     sandbox,
     toolchain,
-    workspace,
 )
 from sparkwright.builder import workspace as archs
 from sparkwright.builder.configure import Call, Declaration, TranslationUnit
@@ -217,16 +216,7 @@ def built(mini: Mini, output: Path | None = None) -> Path:
     ("old", "expected"), [("0.33.0", "0.33.0+spark.1"), ("0.7.2.post1", "0.7.2.post1+spark.1"), ("1.0+cu130", "1.0+spark.1")]
 )
 def test_a_label_replaces_an_earlier_one(old: str, expected: str) -> None:
-    assert archive.labelled(old, "spark.1") == expected
-
-
-def test_flags_name_folders_as_every_machine_does_from_the_outer_to_the_inner() -> None:
-    names = {Path("/a/b"): "in/needed", Path("/a"): "in", Path("/a, b"): "in", Path("/c=d"): "in"}
-    flags = workspace.reproducible_flags({"CMAKE_CXX_FLAGS": '-D"X=a b"'}, names)
-    outer, inner = f"-ffile-prefix-map=/a={sandbox.INSIDE}/in", f"-ffile-prefix-map=/a/b={sandbox.INSIDE}/in/needed"
-
-    assert flags["CMAKE_CXX_FLAGS"] == f'-D"X=a b" {outer} {inner}'
-    assert flags["CMAKE_CUDA_FLAGS"].endswith(f" -Xcompiler={outer} -Xcompiler={inner}")
+    assert archive.WheelName("mini", old, "py3-none-any").labelled("spark.1").version == expected
 
 
 def test_every_output_folder_has_one_wheel_of_a_release_also_after_an_interruption(

@@ -459,9 +459,7 @@ class World:
 
     def written(self, context: RunContext) -> Mapping[str, bytes]:
         """Return what a wheel says of its making: the build record and the bill of materials."""
-        made = pipeline.dist_info(context, workspace.source_tree(context, self.host.fork))
-        assert callable(made)
-        return made(WheelName("widget", "1", "py3-none-any"))
+        return pipeline.dist_info(context, WheelName("widget", "1", "py3-none-any"), workspace.source_tree(context, self.host.fork))
 
     def deviations(self, context: RunContext) -> list[str]:
         """Return the deviations in the build record."""

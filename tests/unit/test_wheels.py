@@ -37,6 +37,7 @@ from sparkwright.forks.stack import MACHINES, FileLock, Project, VendoredLock
 
 NAME = "mini-1.0-py3-none-any.whl"
 INFO, NEW = "mini-1.0.dist-info", "mini-1.0+a.dist-info"
+LABELLED = archive.WheelName("mini", "1.0+a", "py3-none-any")
 FILES = {
     "mini/__init__.py": b'"""Mini."""\n\n__version__ = "1.0"\n',
     "mini/core.so": b"\x7fELF" + bytes(range(256)) * 20,
@@ -77,8 +78,8 @@ def test_a_wheel_is_changed_where_it_is_asked_for_and_nowhere_else(tmp_path: Pat
     before = {f"{INFO}/sparkwright.json": b"old", f"{INFO}/sboms/upstream.cdx.json": b"{}", f"{INFO}/RECORD.jws": b"of the old RECORD"}
     base = packed(tmp_path / NAME, {**FILES, **META, **before})
     replace = {"mini/core.so": b"\x7fELF new", "mini/new.py": b"new = 1\n", "mini/__init__.py": b"__version__ = '1.0'\nPATCHED = True\n"}
-    changes: dict[str, Any] = {"remove": ["mini/empty.py"], "version_files": ["mini/__init__.py"], "dist_info": lambda _: {"sparkwright.json": b"{}"}}
-    wheel = archive.rewrite(base, tmp_path, version="1.0+a", replace=replace, **changes)
+    changes: dict[str, Any] = {"remove": ["mini/empty.py"], "version_files": ["mini/__init__.py"], "dist_info": {"sparkwright.json": b"{}"}}
+    wheel = archive.rewrite(base, tmp_path, LABELLED, replace=replace, **changes)
 
     assert wheel.name == "mini-1.0+a-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as opened:
@@ -105,7 +106,7 @@ def test_a_wheel_is_changed_where_it_is_asked_for_and_nowhere_else(tmp_path: Pat
 def test_a_line_of_the_description_is_no_field_of_the_metadata(end: str, tmp_path: Path) -> None:
     metadata = end.join(["Metadata-Version: 2.1", "Name: mini", "Version: 1.0", "", "Version: 9", ""])
     base = packed(tmp_path / NAME, {**FILES, **META, f"{INFO}/METADATA": metadata.encode()})
-    with zipfile.ZipFile(archive.rewrite(base, tmp_path, version="1.0+a")) as opened:
+    with zipfile.ZipFile(archive.rewrite(base, tmp_path, LABELLED)) as opened:
         assert opened.read(f"{NEW}/METADATA").decode() == metadata.replace("1.0", "1.0+a")
 
 
@@ -195,7 +196,7 @@ def test_a_wheel_that_contradicts_itself_is_refused(
     base = packed(tmp_path / NAME, {**FILES, **META, **change})
 
     with refusal(reference, match=words):
-        archive.rewrite(base, tmp_path, version="1.0+a", version_files=("mini/__init__.py",))
+        archive.rewrite(base, tmp_path, LABELLED, version_files=("mini/__init__.py",))
 
 
 def test_a_fault_of_ours_while_a_wheel_is_open_is_not_said_to_be_damage(tmp_path: Path) -> None:
@@ -307,10 +308,9 @@ def test_a_graft_leaves_out_what_the_gpu_cannot_use_and_says_so(
     changed, manifest = graft.changes(mini.context(), source, official, tmp_path, {}, omitted, settings)
     record = {"units": (), "transplant": manifest}
     parts: dict[str, Any] = {"source": source, "inherited": dict.fromkeys(manifest.base, "0" * 64), "trimmed": manifest.trimmed, "properties": {}}
-    made = archive.rewrite(
-        official, tmp_path, version="1.0+a", replace=changed, remove=omitted.files,
-        dist_info=lambda name: {archive.BUILD_RECORD: msgspec.json.encode(record), archive.SBOM: sbom.document(name, **parts)},
-    )  # fmt: skip
+    name = archive.WheelName.parse(official.name).labelled("a")
+    dist_info = {archive.BUILD_RECORD: msgspec.json.encode(record), archive.SBOM: sbom.document(name, **parts)}
+    made = archive.rewrite(official, tmp_path, name, replace=changed, remove=omitted.files, dist_info=dist_info)
     with zipfile.ZipFile(official) as old, zipfile.ZipFile(made) as new:
         before, after = ({name for name in opened.namelist() if name.startswith("mini/")} for opened in (old, new))
         rows = {row[0] for row in csv.reader(new.read("mini-1.0+a.dist-info/RECORD").decode().splitlines())}
@@ -345,7 +345,8 @@ def test_an_omission_without_effect_is_refused(official: Path, settings: ForkEnv
 def test_a_file_that_is_said_to_be_left_out_is_found(official: Path, tmp_path: Path) -> None:
     left_out = {"mini/third_party/sm100/*": "for SM 10.0 alone"}
     record = msgspec.json.encode({"transplant": {"left_out": left_out}})
-    made = archive.rewrite(official, tmp_path, version="1.0+a", dist_info=lambda _: {archive.BUILD_RECORD: record})
+    name = archive.WheelName.parse(official.name).labelled("a")
+    made = archive.rewrite(official, tmp_path, name, dist_info={archive.BUILD_RECORD: record})
     audited = audit(made, policy.AuditPolicy("12.1f", ("lib*",), {}), Path, judged="any")
 
     found = [finding.library for finding in audited.findings if finding.rule == "omission-present"]
@@ -394,11 +395,12 @@ def parsed(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 
 def test_the_bill_of_a_graft_names_its_base_and_compiler(mini: Mini) -> None:
     base = FileLock("mini-vllm", "0.4.0", "mini_vllm-0.4.0-py3-none-any.whl", "3" * 64, 1)
-    inherited = {"mini_vllm/_D.so": "sha256=" + "A" * 43, "mini_vllm/_E.so": "md5=x"}
-    parts = sbom.gather(mini.context(), source_tree(mini.context(), "vllm"), base=base, compiled={}, inherited=inherited, trimmed={}, compiler="12")
+    manifest = graft.GraftManifest({}, (), (), {"mini_vllm/_D.so": "sha256=" + "A" * 43, "mini_vllm/_E.so": "md5=x"})
+    made = pipeline.dist_info(mini.context(), BUILT, source_tree(mini.context(), "vllm"), base, transplant=manifest, compiler="12")
+    _, parts = parsed(made[archive.SBOM])
 
-    assert [project for project, _, _ in (*parts["bases"], *parts["tools"])] == ["mini-vllm", "nvidia-cuda-nvcc"]
-    assert (parts["inherited"], parts["properties"]["compiler"]) == ({"mini_vllm/_D.so": "0" * 64, "mini_vllm/_E.so": ""}, "12")
+    assert [part["name"] for ref, part in parts.items() if ref.startswith(("base/", "tool/"))] == ["nvidia-cuda-nvcc", "mini-vllm"]
+    assert (parts["library/mini_vllm/_D.so"]["sha256"], parts["library/mini_vllm/_E.so"]["sha256"], parts["wheel"]["compiler"]) == ("0" * 64, "", "12")
 
 
 def test_every_part_is_named_by_hash() -> None:

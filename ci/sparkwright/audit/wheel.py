@@ -24,7 +24,6 @@ import contextlib
 import dataclasses
 import fnmatch
 import hashlib
-import itertools
 import re
 import shutil
 import tempfile
@@ -56,14 +55,8 @@ from sparkwright.audit.report import (
 )
 from sparkwright.builder import toolchain
 from sparkwright.builder.wheel import elf, symbols
-from sparkwright.builder.wheel.archive import (
-    BUILD_RECORD,
-    CompiledUnit,
-    member_text,
-    records,
-)
+from sparkwright.builder.wheel.archive import BUILD_RECORD, CompiledUnit
 from sparkwright.builder.wheel.gpu_target import MACHINE_CODE, parsed
-from sparkwright.client.wheel_check import is_release
 from sparkwright.core import zips
 from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
@@ -148,7 +141,7 @@ class AuditedRecord(msgspec.Struct, frozen=True):
     units: tuple[CompiledUnit, ...] = ()
     deviations: tuple[str, ...] = ()
     unlocked: dict[str, str] = {}
-    transplant: AuditedGraft | None = None
+    transplant: AuditedGraft = AuditedGraft()
 
 
 class Contents(NamedTuple):
@@ -216,22 +209,22 @@ def read_contents(wheel: Path, about: AuditedWheel) -> Contents:
     with zips.zip_file(wheel) as archive:
         listed = zips.zip_members(archive, about.file)
         info = zips.info_folder(listed, about.file)
-        metadata, _ = parse_email(member_text(archive, listed, f"{info}/METADATA", about.file))
+        metadata, _ = parse_email(zips.member_text(archive, listed, f"{info}/METADATA"))
         folder = info.removesuffix(".dist-info").rpartition("-")
         for name, version in (
             (folder[0], folder[2]),
             (metadata.get("name", ""), metadata.get("version", "")),
         ):
-            if not is_release(name, version, about.name, about.version):
+            if not zips.is_release(name, version, about.name, about.version):
                 raise WheelError(
                     "wheel-invalid",
                     f"{about.file} holds another distribution.",
                     details=[f"{name!r:.100} {version!r:.100}"],
                 )
-        rows = records(archive, listed, about.file)
+        rows = zips.records(archive, listed)
         name = f"{info}/{BUILD_RECORD}"
         if name in listed:
-            text = member_text(archive, listed, name, about.file)
+            text = zips.member_text(archive, listed, name)
             with archive.guard():
                 record = msgspec.json.decode(text, type=AuditedRecord)
     return Contents(metadata, rows, record)
@@ -372,7 +365,6 @@ def audit(
     disassembles = judged == "stack" and any(library.kernels for library in listed.libraries)
     folder, deadline = programs() if disassembles else Path(), time.monotonic() + MOST_SECONDS
     libraries, findings, names = list[AuditedLibrary](), list[AuditFinding](), set[str]()
-    needs: dict[str, tuple[str, ...]] = {}
     cubins: dict[str, list[tuple[Member, DeviceImage]]] = {}
     objects, length = dict[str, elf.SharedObject](), 0
     for member in members(wheel, scratch):
@@ -388,9 +380,7 @@ def audit(
             audited = LibraryAudit(policy, about, contents, member.name, ours=judged == "stack")
             libraries.append(audited.inspect(member, folder, deadline))
             findings += audited.findings
-            shared = audited.shared
-            needs[member.name] = shared.needed if shared else ()
-            if shared and (shared.symbols or shared.imports):
+            if shared := audited.shared:
                 objects[member.name] = shared
                 length += sum(map(len, (*shared.symbols, *shared.imports)))
                 if length > elf.MOST_NAME_BYTES:
@@ -411,14 +401,12 @@ def audit(
             AuditFinding("", "size-over", f"{about.size} bytes, allowed: {listed.size_max}")
         )
     if judged == "any":
-        findings += _unusable(policy, contents, libraries, needs)
+        findings += _unusable(policy, contents, libraries, objects)
     record = contents.record or AuditedRecord()
-    manifest = record.transplant or AuditedGraft()
-    findings += [
-        AuditFinding(name, "omission-present", f"the build record says that {glob} is left out")
-        for glob in manifest.left_out
-        for name in fnmatch.filter(names, glob)
-    ]
+    for glob in record.transplant.left_out:
+        message = f"the build record says that {glob} is left out"
+        for name in fnmatch.filter(names, glob):
+            findings.append(AuditFinding(name, "omission-present", message))
     others = linked() if objects else {}
     undefined = symbols.undefined(objects, others) if objects and others is not None else {}
     bases = official() if undefined and contents.record else {}
@@ -446,8 +434,8 @@ def audit(
         judged=judged,
         deviations=record.deviations,
         unlocked=record.unlocked,
-        left_out=manifest.left_out,
-        trimmed=tuple(manifest.trimmed),
+        left_out=record.transplant.left_out,
+        trimmed=tuple(record.transplant.trimmed),
         not_checked=_NOT_CHECKED if others is None else "",
     )
 
@@ -456,7 +444,7 @@ def _unusable(
     policy: AuditPolicy,
     contents: Contents,
     libraries: Sequence[AuditedLibrary],
-    needs: Mapping[str, tuple[str, ...]],
+    objects: Mapping[str, elf.SharedObject],
 ) -> Iterator[AuditFinding]:
     """
     Yield why the stack's GPU, or its CUDA, can use none of a wheel's libraries.
@@ -464,7 +452,7 @@ def _unusable(
     A wheel may hold a library for each GPU or CUDA, of which a program takes the one that fits.
 
     Args:
-        needs: The shared libraries that each library needs.
+        objects: The libraries that can be read, by member.
     """
     levels, roles = Counter[str](), {audited.role for audited in libraries}
     for audited in libraries:
@@ -478,30 +466,31 @@ def _unusable(
             f"no machine code in the wheel is for a GPU of SM {elf.version_text(policy.device)} "
             f"(compiled units: {units})",
         )
-    releases = {
-        name: match[1]
-        for name in itertools.chain(policy.needed, *needs.values())
-        if (match := _CUDA_LIBRARY.fullmatch(name))
-    }
-    stack = {releases[name] for name in policy.needed if name in releases}
+    stack = {*_cuda_releases(policy.needed).values()}
+    needs = {library: _cuda_releases(shared.needed) for library, shared in objects.items()}
+    if not stack or any(not stack.isdisjoint(releases.values()) for releases in needs.values()):
+        return
     required = " ".join(contents.metadata.get("requires_dist", []))
-    foreign = {
-        name
-        for name, release in releases.items()
-        if release not in stack
-        and f"-cu{release}" not in required
-        and not any(member.endswith(f"/{name}") for member in contents.rows)
-    }
-    fits = any(releases.get(name) in stack for names in needs.values() for name in names)
-    for library, names in needs.items():
-        wanted = sorted(foreign.intersection(names))
-        if wanted and stack and not fits:
+    files = {member.rpartition("/")[2] for member in contents.rows}
+    for library, releases in needs.items():
+        wanted = [
+            name
+            for name, release in releases.items()
+            if f"-cu{release}" not in required and name not in files
+        ]
+        if wanted:
             yield AuditFinding(
                 library,
                 "needed-foreign",
                 f"it wants {', '.join(wanted)}; the stack has CUDA {', '.join(sorted(stack))}, and "
                 "the wheel requires no other",
             )
+
+
+def _cuda_releases(names: Iterable[str]) -> dict[str, str]:
+    """Return the shared libraries of CUDA among *names*, sorted, each with its release."""
+    matches = filter(None, map(_CUDA_LIBRARY.fullmatch, sorted(names)))
+    return {match[0]: match[1] for match in matches}
 
 
 def _member_findings(member: Member, row: zips.RecordRow | None) -> Iterator[AuditFinding]:
@@ -547,12 +536,10 @@ class LibraryAudit:
         ours: bool = True,
     ) -> None:
         self._about, self._metadata, self._name, self._ours = about, contents.metadata, name, ours
-        self._rows = contents.rows
         wants, record = policy.library(about.name, name), contents.record or AuditedRecord()
         if wants and (ours or wants.external):
-            compiled = (record.transplant or AuditedGraft()).libraries
             reasons = record.unlocked if ours else {wants.external: "It was not built here."}
-            wants = wants.without(reasons, compiled=name in compiled)
+            wants = wants.without(reasons, compiled=name in record.transplant.libraries)
         self._role = wants.role if wants else "unknown"
         self._wants = wants or LibraryPolicy("", "base", "No policy names it.")
         self._device = policy.device

@@ -246,7 +246,7 @@ class BuildFolder:
         self._source = f"{sandbox.sandbox_path(work / 'src')}/"
         self._launch = work / "launch"
         self._env = {
-            **cache_variables(context, env, None if sandbox.mounts else context.store.root),
+            **cache_variables(context, env),
             "NINJA_STATUS": "[%f/%t] ",
             "SPARKWRIGHT_CALLS": str(self._launch / CALLS),
             # /tmp may be memory, and the next run removes here what a killed one left.
@@ -385,15 +385,9 @@ class BuildFolder:
 # The compiler cache.
 
 
-def cache_variables(
-    context: RunContext, env: Mapping[str, str], base: Path | None
-) -> dict[str, str]:
+def cache_variables(context: RunContext, env: Mapping[str, str]) -> dict[str, str]:
     """
     Return the variables *env* with those of the compiler cache, without the user's own settings.
-
-    Args:
-        base: Paths below it mean the same in every checkout; None if they have the same name
-            everywhere already.
     """
     clean = {name: text for name, text in env.items() if not name.startswith("CCACHE_")}
     program = shutil.which("ccache")
@@ -406,7 +400,7 @@ def cache_variables(
     wheels = pylock.wheels(context.project)
     generators = [sha256 for name, _, sha256 in wheels if name in toolchain.GENERATORS]
     compilers = content_key("compilers", [toolchain.compiler(context), *generators])
-    settings = {
+    return clean | {
         "SPARKWRIGHT_CCACHE": program,
         "CCACHE_DIR": str(context.store.folder("ccache")),
         "CCACHE_CONFIGPATH": os.devnull,
@@ -419,6 +413,3 @@ def cache_variables(
         "CCACHE_NOHASHDIR": "true",
         "CCACHE_TEMPDIR": str(context.store.folder("ccache", "tmp")),
     }
-    if base:
-        settings["CCACHE_BASEDIR"] = str(base)
-    return {**clean, **settings}

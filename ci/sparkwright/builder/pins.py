@@ -21,7 +21,7 @@ from sparkwright.builder import BuildError, toolchain
 from sparkwright.builder.wheel import archive
 from sparkwright.core.console import console
 from sparkwright.core.errors import WheelError
-from sparkwright.core.zips import info_folder, zip_file, zip_members
+from sparkwright.core.zips import info_folder, member_text, zip_file, zip_members
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import ForkLock, ForkSpec, Lock
@@ -49,7 +49,7 @@ def requirements(
         with zip_file(path) as wheel:
             listed = zip_members(wheel, base.filename)
             name = f"{info_folder(listed, base.filename)}/METADATA"
-            metadata = archive.member_text(wheel, listed, name, base.filename)
+            metadata = member_text(wheel, listed, name)
         metadata = archive.change_requirements(metadata, settings[fork].requires)
         header, required = BytesParser().parsebytes(metadata, headersonly=True), list[Requirement]()
         try:

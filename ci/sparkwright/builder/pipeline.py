@@ -30,6 +30,7 @@ from sparkwright import __version__
 from sparkwright.builder import BuildError, configure, ninja, pins, plan, pylock, toolchain
 from sparkwright.builder.sandbox import Sandbox
 from sparkwright.builder.wheel import archive, graft, sbom
+from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.builder.workspace import (
     SourceTree,
     Workspace,
@@ -43,7 +44,7 @@ from sparkwright.core.errors import WheelError
 from sparkwright.core.files import content_key, list_folder, sha256_file
 from sparkwright.core.git import blob_id
 from sparkwright.core.store import replacing, translate_disk_full
-from sparkwright.core.zips import zip_file, zip_members
+from sparkwright.core.zips import record_sha256, zip_file, zip_members
 from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import FileLock, SourceError
@@ -247,20 +248,26 @@ def deviations(context: RunContext, source: SourceTree) -> Iterator[str]:
 
 def dist_info(
     context: RunContext,
+    name: WheelName,
     source: SourceTree,
     base: FileLock | None = None,
     sources: Sequence[str] = (),
     **compiled: Any,
-) -> archive.DistInfo:
+) -> dict[str, bytes]:
     """
-    Return the build record and the bill of materials of the wheel made of *source*.
+    Return the files that sparkwright adds to the ``.dist-info`` of the wheel *name*, made of
+    *source*: the build record and the bill of materials, by their path in it.
 
     Args:
         base: The official wheel under a graft.
-        sources: The vendored sources that were compiled, as the lock names them.
+        sources: The vendored sources that were compiled, as the lock names them; those below them
+            count, too.
         compiled: Fields of the record that describe the compiling.
+
+    Raises:
+        file-invalid: pylock.toml cannot be read.
     """
-    project = context.project
+    project, needs = context.project, context.project.fork(source.fork).needs
     record = BuildRecord(
         __version__,
         project.stack,
@@ -269,25 +276,39 @@ def dist_info(
         reviewed(inputs(context, source.fork)),
         base=base.sha256 if base else "",
         deviations=tuple(deviations(context, source)),
-        needs=tuple(
-            fetch.recorded_source(context, fetch.fetch(context, need))
-            for need in project.fork(source.fork).needs
-        ),
+        needs=tuple(fetch.recorded_source(context, fetch.fetch(context, need)) for need in needs),
         **compiled,
     )
-    manifest = record.transplant
-    parts = sbom.gather(
-        context,
-        source,
-        base=base,
-        sources=sources,
-        compiled=manifest.libraries if manifest else None,
-        inherited=manifest.base if manifest else {},
-        trimmed=manifest.trimmed if manifest else {},
-        left_out=", ".join(manifest.left_out) if manifest else "",
-        compiler=record.compiler,
+    manifest = record.transplant or graft.GraftManifest({}, (), (), {})
+    # Submodules are part of a git source; in an archive of the package index they are covered by
+    # its hash.
+    vendored = dict(source.source.submodules)
+    for part, entry in context.lock.forks[source.fork].vendored.items():
+        if part.split("/")[0] in sources:
+            vendored[part] = entry
+    tools = [wheel for wheel in pylock.wheels(project) if wheel[0] == pylock.NVCC]
+    bill = sbom.document(
+        name,
+        source=source,
+        needs=[source_tree(context, need) for need in needs],
+        bases=[(base.name, base.filename, base.sha256)] if base else [],
+        vendored=vendored,
+        # A wheel in which nothing was compiled is the same from every machine.
+        tools=tools if record.transplant else [],
+        compiled=manifest.libraries,
+        inherited={member: record_sha256(digest) for member, digest in manifest.base.items()},
+        trimmed=manifest.trimmed,
+        properties={
+            "stack": project.stack,
+            "fork": source.fork,
+            "built": project.fork(source.fork).build,
+            "arch": project.spec.arch,
+            "cuda": pylock.cuda(project) if record.transplant else "",
+            "left_out": ", ".join(manifest.left_out),
+            "compiler": record.compiler,
+        },
     )
-    return sbom.dist_info(record, **parts)
+    return {BUILD_RECORD: msgspec.json.format(msgspec.json.encode(record)), SBOM: bill}
 
 
 # Wheels in the store.
@@ -433,8 +454,13 @@ def _graft(
             context, source, base, workspace.build, members, omitted, settings
         )
         compiled = {name: changes[name] for name in manifest.libraries}
+        official = WheelName.parse(base.name)
+        # Raised if the libraries compiled here need a newer system.
+        platform = graft.platform_tag(official.tag.rpartition("-")[2], compiled.values())
+        name = official.labelled(label, platform)
         files = dist_info(
             context,
+            name,
             source,
             locked,
             settings.sources,
@@ -448,13 +474,10 @@ def _graft(
             isolation=workspace.sandbox.kind,
             units=graft.unit_manifest(workspace.build, plans.after.units, libraries, members),
         )
-        official = archive.WheelName.parse(base.name)
         path = archive.rewrite(
             base,
             folder,
-            version=archive.labelled(official.version, label),
-            # Raised if the libraries compiled here need a newer system.
-            platform=graft.platform_tag(official.tag.rpartition("-")[2], compiled.values()),
+            name,
             replace=changes,
             remove={*manifest.removed, *omitted.files} - changes.keys(),
             version_files=settings.version_files,
@@ -537,12 +560,13 @@ def build_by_backend(context: RunContext, source: SourceTree, label: str, output
                 f"{fork}'s build backend made {len(wheels)} wheels instead of one.",
                 details=[f"full log: {log}"],
             )
+        name = WheelName.parse(wheels[0].name).labelled(label)
         return archive.rewrite(
             wheels[0],
             output,
-            version=archive.labelled(archive.WheelName.parse(wheels[0].name).version, label),
+            name,
             version_files=settings.version_files,
-            dist_info=dist_info(context, source),
+            dist_info=dist_info(context, name, source),
         )
 
 
@@ -566,13 +590,13 @@ def build_headers(context: RunContext, source: SourceTree, label: str, output: P
     version = "{}.{}.{}".format(*(int(macros[part]) for part in (b"MAJOR", b"MINOR", b"PATCH")))
     distribution = toolchain.settings(context, source.fork).distribution
     package = distribution.replace("-", "_")
-    name = archive.WheelName(package, archive.labelled(version, label), "py3-none-any")
+    name = WheelName(package, version, "py3-none-any").labelled(label)
     files = {f"{package}/__init__.py": _MODULE.format(version=name.version).encode()}
     for folder, root in _FOLDERS.items():
         for path, data in context.objects.files(source.tree, folder):
             files[root.format(package=package) + path.removeprefix(folder)] = data
     metadata = _METADATA.format(name=distribution, version=name.version)
-    information = dict(dist_info(context, source)(name))
+    information = dist_info(context, name, source)
     if licence := context.objects.blob(source.tree, _LICENCE):
         metadata += f"License-File: {_LICENCE}\n"
         information[f"licenses/{_LICENCE}"] = licence

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,7 @@ import msgspec
 
 from sparkwright.builder import BuildError, configure, ninja, toolchain
 from sparkwright.builder.configure import Call, Declaration, TranslationUnit
-from sparkwright.builder.sandbox import INSIDE, Sandbox
+from sparkwright.builder.sandbox import Sandbox
 from sparkwright.cherry_picks import series
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core import strict_yaml
@@ -28,12 +28,18 @@ from sparkwright.core.errors import FileError
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
-from sparkwright.forks.stack import SourceUnreachable
 
 #: Bytes of a line that a message shows.
 _LONGEST_LINE = 100
-#: nvcc's options for names that are the same in every run.
-NVCC_NAMES = ("--objdir-as-tempdir", "--frandom-seed=sparkwright")
+#: nvcc's options that keep process ids out of objects. With nvcc 13.0.88 and GCC 12 (measured):
+#: without ``--objdir-as-tempdir``, two objects of one unit differ in the process id that nvcc gives
+#: its intermediate files; with it these lie beside the object, named after it. A unit that defines
+#: nothing for others (it registers its operators by itself; three units of vLLM 0.33.0) also has
+#: the process id in the names of its kernels, unless there is a seed; one seed does for all, as
+#: these names hold a hash of the source's path besides. No option changes the names of device
+#: functions and variables with internal linkage, which hold a hash of their source's real path, so
+#: cubins of such units are equal only in folders of equal name, as `Sandbox.create` gives them.
+NVCC_NAMES = " --objdir-as-tempdir --frandom-seed=sparkwright"
 
 
 # Arch rules.
@@ -180,16 +186,11 @@ class Workspace:
         self.source, self.build = self.folder / "src", self.folder / "build"
         #: The tools of this machine, with the libraries of the machine that wheels are made for.
         self.target = toolchain.target(context, tools)
-        #: Folder → the name by which a build sees it, which is the same on every machine.
-        self._names = {
-            self.folder: fork,
-            **self.target.mounts,
-            **{
-                self._folder(need, "needed"): f"needed/{need}"
-                for need in context.project.fork(fork).needs
-            },
-        }
-        self.sandbox = Sandbox.create(self._names, needed=self.settings.needs_upstream_cmake)
+        # A build sees its folders by names that are the same on every machine.
+        names = {self.folder: fork, **self.target.mounts}
+        for need in context.project.fork(fork).needs:
+            names[self._folder(need, "needed")] = f"needed/{need}"
+        self.sandbox = Sandbox.create(names, needed=self.settings.needs_upstream_cmake)
 
     @staticmethod
     def name(context: RunContext, fork: str) -> str:
@@ -243,9 +244,7 @@ class Workspace:
                 units = configure.configure(
                     self.source,
                     self.build,
-                    defines=reproducible_flags(
-                        self.defines(), {} if self.sandbox.mounts else self._names
-                    ),
+                    defines=self.defines(),
                     env=self.environment(),
                     log=context.store.folder("logs").joinpath(
                         f"{context.project.stack}-{self._fork}-configure-{self.variant}.log"
@@ -314,13 +313,12 @@ class Workspace:
             # FetchContent asks no host, and takes the vendored sources from their folders.
             "FETCHCONTENT_FULLY_DISCONNECTED": "ON",
             "FETCHCONTENT_BASE_DIR": f"{{build}}/{configure.DEPS}",
-            **{
-                f"FETCHCONTENT_SOURCE_DIR_{name.upper()}": "{build}/"
-                + configure.vendored_folder(name)
-                for name in self.settings.sources
-            },
-            **self.settings.defines,
         }
+        for name in self.settings.sources:
+            place = f"{{build}}/{configure.vendored_folder(name)}"
+            entries[f"FETCHCONTENT_SOURCE_DIR_{name.upper()}"] = place
+        entries |= self.settings.defines
+        entries["CMAKE_CUDA_FLAGS"] = (entries.get("CMAKE_CUDA_FLAGS", "") + NVCC_NAMES).strip()
         try:
             return {
                 name: re.sub(r"\{([^{}]*)\}", lambda match: str(folders[match[1]]), value)
@@ -332,44 +330,6 @@ class Workspace:
                 f"environment.yaml has an unknown placeholder {{{error.args[0]}}}.",
                 details=[f"known: {', '.join(folders)}"],
             ) from None
-
-
-def reproducible_flags(defines: dict[str, str], names: Mapping[Path, str]) -> dict[str, str]:
-    """
-    Return the CMake entries *defines* with the compiler flags that keep folders and process ids out
-    of objects.
-
-    With nvcc 13.0.88 and GCC 12 (measured): without a flag, two objects of one unit differ in the
-    process id that nvcc gives its intermediate files; with ``--objdir-as-tempdir`` these lie beside
-    the object, named after it. A unit that defines nothing for others (it registers its operators
-    by itself; three units of vLLM 0.33.0) also has the process id in the names of its kernels,
-    unless there is a seed; one seed does for all, as these names hold a hash of the source's path
-    besides. ``__FILE__`` follows ``-ffile-prefix-map``, in device code, too. No flag changes the
-    names of device functions and variables with internal linkage, which hold a hash of their
-    source's real path, so cubins of such units are equal only in folders of equal name, as
-    `Sandbox.create` gives them.
-
-    Args:
-        names: Folder → its name below `INSIDE` in objects, if programs see it by another one; empty
-            in a sandbox with fixed names.
-    """
-    # GCC takes the last mapping that fits, so inner folders come after outer ones. A blank, a comma
-    # or such would end the option.
-    host = [
-        f"-ffile-prefix-map={folder}={INSIDE / name}"
-        for folder, name in sorted(names.items())
-        if not re.search(r"[\s,;=$\"'\\]", str(folder))
-    ]
-    added = {
-        "CMAKE_C_FLAGS": host,
-        "CMAKE_CXX_FLAGS": host,
-        "CMAKE_CUDA_FLAGS": [*NVCC_NAMES, *(f"-Xcompiler={flag}" for flag in host)],
-    }
-    return defines | {
-        name: " ".join([defines.get(name, ""), *flags]).strip()
-        for name, flags in added.items()
-        if flags
-    }
 
 
 def vendored_trees(
@@ -388,12 +348,7 @@ def vendored_trees(
     ignored = context.project.fork(fork).ignored
     for name in names:
         with console.step(f"bring {name}, which {fork} vendors"), context.store.lock("objects"):
-            try:
-                tree = fetch.vendored_tree(context, fork, name, locked, ignored)
-            except SourceUnreachable as error:
-                core = ",".join(toolchain.spec(context.project).forks[fork].core_targets)
-                error.todo += f" Or leave out what needs it: --targets {core or 'NAMES'}."
-                raise
+            tree = fetch.vendored_tree(context, fork, name, locked, ignored)
         own = [rule for rule in rules if rule.source == name]
         files, sites = rewrite(partial(objects.blob, tree), own)
         trees[name] = (

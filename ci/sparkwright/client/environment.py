@@ -42,7 +42,7 @@ from sparkwright.core.process import CACHES
 from sparkwright.core.store import UNFINISHED, write_file
 
 if TYPE_CHECKING:
-    from sparkwright.client.wheel_check import CheckedWheel
+    from sparkwright.client.locked_wheels import CheckedWheel
 
 MARKER, LISTING = "sparkwright.json", "sparkwright-files.json"
 #: What a server of the release must answer.

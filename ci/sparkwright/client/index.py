@@ -15,10 +15,15 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import msgspec
+from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, SigstoreKey
+from tuf.api import exceptions
+from tuf.api.metadata import Metadata, Root
+from tuf.ngclient import Updater, UpdaterConfig
+from tuf.ngclient.fetcher import FetcherInterface
 
 from sparkwright.client.errors import ClientError
 from sparkwright.client.folders import locked_folder, own_folder, remove_unfinished
@@ -35,10 +40,6 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import StoreError
 from sparkwright.core.store import write_file
 
-if TYPE_CHECKING:
-    from tuf.api.metadata import Root
-    from tuf.ngclient.fetcher import FetcherInterface
-
 #: Seconds for all metadata of an index together, and for one other small file.
 REFRESH_SECONDS, FILE_SECONDS = 120.0, 120.0
 #: Bytes of the metadata of each role, whatever length other metadata states: 1,000 releases take
@@ -50,6 +51,9 @@ LARGEST = {"root": 1 << 19, "timestamp": 1 << 15, "snapshot": 1 << 17, "targets"
 CARRIED_ADDRESS, CARRIED_ROOT = (
     Path(__file__).with_name(name) for name in ("index.txt", "root.json")
 )
+
+# The library reads keys of identities only on request.
+KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
 
 _NAME = re.compile(r"releases/([A-Za-z0-9][A-Za-z0-9._-]*\.[1-9][0-9]{0,8})\.json")
 
@@ -109,30 +113,26 @@ def fetch(url: str, limit: int, seconds: float) -> bytes | None:
     return reply.body
 
 
-def _fetcher(seconds: float) -> FetcherInterface:
-    """Return what fetches metadata for `tuf.ngclient`, all of it in *seconds*."""
-    from tuf.api.exceptions import DownloadHTTPError
-    from tuf.ngclient.fetcher import FetcherInterface
+class _Fetcher(FetcherInterface):
+    """Fetches metadata for `tuf.ngclient`, all of it in *seconds*."""
 
-    class Fetcher(FetcherInterface):
-        until = time.monotonic() + seconds
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
 
-        def _fetch(self, url: str) -> Iterator[bytes]:
-            raise NotImplementedError(url)
+    def _fetch(self, url: str) -> Iterator[bytes]:
+        raise NotImplementedError(url)
 
-        def download_bytes(self, url: str, max_length: int) -> bytes:
-            # The library takes a length that signed metadata states for its own limit.
-            role = url.removesuffix(".json").rpartition("/")[2].rpartition(".")[2]
-            limit = min(max_length, LARGEST.get(role, LARGEST["targets"]))
-            data = fetch(url, limit, self.until - time.monotonic())
-            if data is None:
-                absent = f"{http.redact_credentials(url)} does not exist"
-                if role == "timestamp":
-                    raise ClientError("index-missing", f"{absent}.")
-                raise DownloadHTTPError(absent, 404)
-            return data
-
-    return Fetcher()
+    def download_bytes(self, url: str, max_length: int) -> bytes:
+        # The library takes a length that signed metadata states for its own limit.
+        role = url.removesuffix(".json").rpartition("/")[2].rpartition(".")[2]
+        limit = min(max_length, LARGEST.get(role, LARGEST["targets"]))
+        data = fetch(url, limit, self._until - time.monotonic())
+        if data is None:
+            absent = f"{http.redact_credentials(url)} does not exist"
+            if role == "timestamp":
+                raise ClientError("index-missing", f"{absent}.")
+            raise exceptions.DownloadHTTPError(absent, 404)
+        return data
 
 
 class Index:
@@ -159,12 +159,6 @@ class Index:
     def __init__(
         self, url: str, root: bytes, fingerprint: str, folder: Path, seconds: float
     ) -> None:
-        from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, SigstoreKey
-        from tuf.api.metadata import Metadata
-        from tuf.ngclient import Updater, UpdaterConfig
-
-        # The library reads keys of identities only on request.
-        KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
         self.url, self.address = url, http.redact_credentials(url)
         self.fingerprint = fingerprint
         limits = UpdaterConfig(root_max_length=LARGEST["root"])
@@ -172,7 +166,7 @@ class Index:
             self._updater = Updater(
                 str(folder),
                 self.join("metadata/"),
-                fetcher=_fetcher(seconds),
+                fetcher=_Fetcher(seconds),
                 config=limits,
                 bootstrap=root,
             )
@@ -283,14 +277,12 @@ def seen_states(folder: Path, address: str) -> dict[str, ReleaseState]:
 
 def require_distinct_keys(root: Root) -> None:
     """Raise `UnsignedMetadataError` if a key has two ids, by which its signature counts twice."""
-    from tuf.api.exceptions import UnsignedMetadataError
-
     # Blanks in PEM, and the case of hex, make another id of the same key.
     values = {
         "".join(str(sorted(key.keyval.items())).lower().split()) for key in root.keys.values()
     }
     if len(values) < len(root.keys):
-        raise UnsignedMetadataError(f"root {root.version} has a key under two ids")
+        raise exceptions.UnsignedMetadataError(f"root {root.version} has a key under two ids")
 
 
 def newest_first(states: Mapping[str, ReleaseState]) -> list[str]:
@@ -305,8 +297,6 @@ def newest_first(states: Mapping[str, ReleaseState]) -> list[str]:
 @contextlib.contextmanager
 def _translated(index: str, folder: Path) -> Iterator[None]:
     """Raise the failures of TUF in the block as references."""
-    from tuf.api import exceptions
-
     references = {
         exceptions.ExpiredMetadataError: "index-expired",
         exceptions.BadVersionNumberError: "index-rollback",

@@ -16,11 +16,13 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+from packaging.markers import Environment, default_environment
+from packaging.tags import Tag, sys_tags
 
-from sparkwright.client import environment
+from sparkwright.client import environment, locked_wheels
 from sparkwright.client.environment import (
     CANARY,
     LISTING,
@@ -40,6 +42,7 @@ from sparkwright.client.folders import (
     remove_unfinished,
 )
 from sparkwright.client.index import Index, newest_first
+from sparkwright.client.locked_wheels import CheckedWheel, LockedWheel
 from sparkwright.client.records import (
     LARGEST_LOCK,
     LARGEST_RELEASE,
@@ -55,13 +58,6 @@ from sparkwright.core.errors import PythonError
 from sparkwright.core.files import content_key, sha256_bytes
 from sparkwright.core.process import CACHES, cache_variables
 from sparkwright.core.store import flush, replacing, translate_disk_full, write_file
-
-if TYPE_CHECKING:
-    from packaging.markers import Environment
-    from packaging.tags import Tag
-
-    from sparkwright.client.locked_wheels import LockedWheel
-    from sparkwright.client.wheel_check import CheckedWheel
 
 
 def select_release(
@@ -146,9 +142,6 @@ def install(
             or something else has its name.
         command-failed: The new environment could not be made, and was removed.
     """
-    from packaging.markers import default_environment
-    from packaging.tags import sys_tags
-
     machine = platform.machine()
     if not (stack or version):
         stack = prefix.current.rpartition(".")[0]
@@ -262,8 +255,6 @@ def add_packs(prefix: Prefix, cache: Path, index: Index, recipe: str) -> list[Wa
         pack-unknown: The release has none for *recipe*.
         download-invalid, index-damaged, index-unreachable, disk-full: As `locked_wheels.obtain`.
     """
-    from sparkwright.client import locked_wheels
-
     with prefix.locked():
         marker = prefix.marker(prefix.current)
         if not marker:
@@ -280,7 +271,7 @@ def add_packs(prefix: Prefix, cache: Path, index: Index, recipe: str) -> list[Wa
             offered = sorted({pack.key.recipe for pack in release.packs})
             what = f"{marker.name} has no warm pack for {recipe!r:.80}."
             raise ClientError("pack-unknown", what, details=[f"for {name}" for name in offered])
-        wheels = list[locked_wheels.LockedWheel]()
+        wheels = list[LockedWheel]()
         for pack in packs:
             if others := sorted(pack.key.wheels.items() - marker.wheels.items()):
                 raise ClientError(
@@ -289,9 +280,7 @@ def add_packs(prefix: Prefix, cache: Path, index: Index, recipe: str) -> list[Wa
                     details=[project for project, _ in others],
                 )
             url = index.join(pack.url or pack.path)
-            wheels.append(
-                locked_wheels.LockedWheel(recipe, "", pack.name, url, pack.sha256, pack.size)
-            )
+            wheels.append(LockedWheel(recipe, "", pack.name, url, pack.sha256, pack.size))
         folder = own_folder(prefix.environment_folder(marker.name), CACHES, PACKS)
         with locked_folder(cache), translate_disk_full(folder):
             remove_unfinished(folder)
@@ -346,8 +335,6 @@ def release_wheels(
     Raises:
         lock-invalid, release-unknown: See `locked_wheels`. set-mixed: Lock and release disagree.
     """
-    from sparkwright.client import locked_wheels
-
     what = f"the lock of {release.name}"
     selected = locked_wheels.select(locked_wheels.read(text, what), tags, environment, what)
     machines = (environment["platform_machine"], "any")
@@ -390,24 +377,22 @@ def prepare_wheels(
         inexact: Projects whose RECORD may disagree with their members.
 
     Raises:
-        As `locked_wheels.obtain` and `wheel_check.check_set`; and edit-mismatch.
+        As `locked_wheels.obtain` and `locked_wheels.check_set`; and edit-mismatch.
     """
-    from sparkwright.client import locked_wheels, wheel_check
-
     paths = locked_wheels.obtain(cache, wheels)
 
     def check(wheel: LockedWheel, path: Path) -> CheckedWheel:
-        return wheel_check.check_wheel(wheel, path, SITE, inexact=wheel.project in inexact)
+        return locked_wheels.check_wheel(wheel, path, SITE, inexact=wheel.project in inexact)
 
     with console.step(f"checking {len(wheels)} wheels"), ThreadPoolExecutor(8) as pool:
         checked = list(pool.map(check, wheels, paths))
-        wheel_check.check_set(checked, overlays)
+        locked_wheels.check_set(checked, overlays)
         replaced = {
-            file: wheel_check.read_member(upper, file)
+            file: locked_wheels.read_member(upper, file)
             for overlay in overlays
-            for file, upper in wheel_check.overlaid(checked, overlay).items()
+            for file, upper in locked_wheels.overlaid(checked, overlay).items()
         }
-        replaced |= wheel_check.edited(checked, edits, SITE)
+        replaced |= locked_wheels.edited(checked, edits, SITE)
     # uv links from its cache, which has the files of a wheel that is installed.
     held = {sha256 for marker in prefix.installed().values() for sha256 in marker.wheels.values()}
     new = sum(wheel.size for wheel in checked if wheel.wheel.sha256 not in held)

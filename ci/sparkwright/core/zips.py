@@ -19,10 +19,13 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, NoReturn
+
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from sparkwright.core.errors import Failure, FileError, WheelError
 
@@ -45,6 +48,8 @@ RATIO_FROM, RATIO_TOTAL_FROM, MOST_RATIO = 64 * 1024**2, 1024**3, 200
 #: Every installer can unpack these; others may also require gigabytes of memory.
 _COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
+#: Bytes of a text in a wheel that is read into memory, such as METADATA and RECORD.
+MOST_BYTES_TEXT = 64 * 1024**2
 #: Bytes of the largest header that extends another one, such as a long name.
 MOST_HEADER_BYTES = 1 << 20
 
@@ -148,10 +153,11 @@ class Archive(zipfile.ZipFile):
 
     Attributes:
         guard: The guard of reads from a member that is `open`; `read` has it.
+        origin: Its name, for messages.
     """
 
     def __init__(self, path: Path, failure: Failure) -> None:
-        self.guard = partial(damage_guard, path.name, failure)
+        self.guard, self.origin = partial(damage_guard, path.name, failure), path.name
         super().__init__(path)
 
     def read(self, name: str | zipfile.ZipInfo, pwd: bytes | None = None) -> bytes:
@@ -266,6 +272,42 @@ def record_rows(text: str, origin: str) -> list[RecordRow]:
     return rows
 
 
+def member_text(
+    wheel: Archive,
+    listed: Mapping[str, zipfile.ZipInfo],
+    name: str,
+    limit: int = MOST_BYTES_TEXT,
+) -> bytes:
+    """
+    Return the text of the member *name* of *wheel*.
+
+    Raises:
+        wheel-invalid: It is missing, damaged, or has more bytes than *limit*.
+    """
+    info = listed.get(name)
+    if info is None or info.file_size > limit:
+        raise WheelError(
+            "wheel-invalid",
+            f"{wheel.origin} has no usable {name.rpartition('/')[2]}.",
+            details=[f"expected: {name}"],
+        )
+    with wheel.guard(), wheel.open(info) as stream:
+        return stream.read(limit)
+
+
+def records(wheel: Archive, listed: Mapping[str, zipfile.ZipInfo]) -> dict[str, RecordRow]:
+    """
+    Return the rows of RECORD by member.
+
+    Raises:
+        wheel-invalid: There is no RECORD, or no readable one.
+    """
+    data = member_text(wheel, listed, f"{info_folder(listed, wheel.origin)}/RECORD")
+    with wheel.guard():
+        text = data.decode()
+    return {row.name: row for row in record_rows(text, wheel.origin)}
+
+
 def record_sha256(digest: str) -> str:
     """Return the sha256 in hex that *digest*, a field of RECORD, states; empty if it is none."""
     match = _RECORD_SHA256.fullmatch(digest)
@@ -289,6 +331,16 @@ def info_folder(members: Iterable[str], origin: str) -> str:
             details=infos[:5],
         )
     return infos[0]
+
+
+def is_release(name: str, version: str, project: str, expected: str) -> bool:
+    """
+    Return whether *name* and *version*, in the spelling of a hostile wheel, are *project* (a
+    normalised name) and the version *expected*.
+    """
+    with contextlib.suppress(InvalidVersion):
+        return canonicalize_name(name) == project and Version(version) == Version(expected)
+    return False
 
 
 def _inflated(size: int, packed: int, limit: int) -> bool:

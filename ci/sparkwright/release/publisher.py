@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+import tomllib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,7 +19,11 @@ import msgspec
 from msgspec.structs import replace
 from packaging.version import Version
 
+import sparkwright
+from sparkwright.builder.wheel import archive
+from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.client.errors import ClientError
+from sparkwright.client.index import CARRIED_ADDRESS, CARRIED_ROOT
 from sparkwright.client.records import (
     Channel,
     Missing,
@@ -30,9 +35,9 @@ from sparkwright.client.records import (
     number,
 )
 from sparkwright.core.errors import UsageError
+from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.release import (
-    client_wheel,
     release_draft,
     repository,
     wheel_facts,
@@ -41,6 +46,10 @@ from sparkwright.release.errors import ReleaseError
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import ReleasePolicy
 from sparkwright.release.repository import ClientWheel, IndexEntry, IndexFolder, Transaction
+
+PACKAGE = Path(sparkwright.__file__).parent
+#: Names the requirements and the modules of the distribution.
+PROJECT = PACKAGE / "client" / "pyproject.toml"
 
 
 class Published(msgspec.Struct, frozen=True):
@@ -356,12 +365,62 @@ def _with_client(change: Transaction, url: str) -> tuple[ClientWheel, ...]:
     carried = (url, change.fingerprint, change.root)
     with tempfile.TemporaryDirectory(prefix="client-") as name:
         folder, last = Path(name), str(max(1, len(clients)))
-        record, path, metadata = client_wheel.write(folder, *carried, label=last)
+        record, path, metadata = write_client(folder, *carried, label=last)
         if clients and record != clients[-1]:
             label = str(len(clients) + 1)
-            record, path, metadata = client_wheel.write(folder, *carried, label=label)
+            record, path, metadata = write_client(folder, *carried, label=label)
         change.put(record, path, metadata)
     return clients if record in clients else (*clients, record)
+
+
+def write_client(
+    folder: Path, url: str, fingerprint: str, root: bytes, *, label: str
+) -> tuple[ClientWheel, Path, bytes]:
+    """
+    Write the wheel of the client, `sparkwright-install`, to *folder*, and return its record, its
+    path and its METADATA.
+
+    It is written directly: an installed program has no build backend, and equal inputs give equal
+    bytes.
+
+    Args:
+        url: The address of the index.
+        fingerprint: The sha256 of its first root: clients keep what they have seen of it by that.
+        root: Its root metadata, which the client trusts at first.
+        label: Local version label (PEP 440).
+    """
+    document = tomllib.loads(PROJECT.read_text("utf-8"))
+    project = document["project"]
+    modules = document["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    files = {name: (PROJECT.parent / source).read_bytes() for source, name in modules.items()}
+    lines = f"{url}\n{fingerprint}\n".encode()
+    for path, data in ((CARRIED_ADDRESS, lines), (CARRIED_ROOT, root)):
+        files[f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}"] = data
+    distribution = project["name"].replace("-", "_")
+    name = WheelName(distribution, sparkwright.__version__, "py3-none-any").labelled(label)
+    extras = project["optional-dependencies"].items()
+    optional = [f'{line}; extra == "{extra}"' for extra, lines in extras for line in lines]
+    metadata = [
+        f"Metadata-Version: 2.4\nName: {project['name']}\nVersion: {name.version}",
+        f"Summary: {project['description']}",
+        f"License-Expression: {project['license']}",
+        f"Requires-Python: {project['requires-python']}",
+        *(f"Provides-Extra: {extra}" for extra, _ in extras),
+        *(f"Requires-Dist: {line}" for line in [*project["dependencies"], *optional]),
+    ]
+    scripts = "".join(f"{script} = {target}\n" for script, target in project["scripts"].items())
+    dist_info = {"entry_points.txt": f"[console_scripts]\n{scripts}".encode()}
+    text = "\n".join(metadata) + "\n"
+    path = archive.write(folder, name, files, text, pure=True, dist_info=dist_info)
+    record = ClientWheel(
+        name=path.name,
+        size=path.stat().st_size,
+        sha256=sha256_file(path),
+        version=name.version,
+        metadata=sha256_bytes(text.encode()),
+        requires_python=project["requires-python"],
+    )
+    return record, path, text.encode()
 
 
 def _changed(index: IndexFolder, *names: str) -> Changed:

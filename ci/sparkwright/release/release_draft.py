@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from sparkwright import __version__
 from sparkwright.builder import pylock
-from sparkwright.client import install, wheel_check
+from sparkwright.client import install, locked_wheels
 from sparkwright.client.errors import ClientError
 from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
@@ -265,10 +265,10 @@ def _require_installable(
             install.release_wheels(release, lock, texts[lock.sha256], **selection)
         own = [facts for facts in wheels if facts.machine in (lock.machine, "any")]
         checked = [facts.checked for facts in own if facts.checked]
-        wheel_check.check_set(checked, release.overlays)
+        locked_wheels.check_set(checked, release.overlays)
         projects = {wheel.project for wheel in checked}
         edits = [edit for edit in release.edits if edit.package in projects]
-        wheel_check.edited(checked, edits, wheel_facts.SITE)
+        locked_wheels.edited(checked, edits, wheel_facts.SITE)
 
 
 def _lock(

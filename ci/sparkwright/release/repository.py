@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, Key, SigstoreKey
+from securesystemslib.signer import Key
 from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
 from tuf.api.metadata import (
     Metadata,
@@ -69,9 +69,6 @@ RENEWAL = ("snapshot", "timestamp")
 
 #: Bytes of the largest metadata file or release record.
 LARGEST = 64 << 20
-
-# The library reads keys of identities only on request.
-KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey
 
 
 class ClientWheel(ReleaseFile, frozen=True, kw_only=True):

@@ -20,10 +20,9 @@ from sparkwright.audit import wheel as audit_wheel
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.server import wheel_identity
 from sparkwright.builder.pipeline import BuildRecord
-from sparkwright.builder.wheel import archive
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
-from sparkwright.client import wheel_check
-from sparkwright.client.locked_wheels import LockedWheel
+from sparkwright.client import locked_wheels
+from sparkwright.client.locked_wheels import CheckedWheel, LockedWheel
 from sparkwright.client.records import (
     ForkSource,
     Machine,
@@ -31,9 +30,8 @@ from sparkwright.client.records import (
     ReleaseWheel,
     line,
 )
-from sparkwright.client.wheel_check import CheckedWheel
 from sparkwright.core.errors import WheelError
-from sparkwright.core.zips import zip_file, zip_members
+from sparkwright.core.zips import member_text, zip_file, zip_members
 
 #: Stands for the site-packages of any Python, whose name decides nothing.
 SITE = "lib/python3/site-packages"
@@ -79,7 +77,7 @@ def read_all(paths: Sequence[Path]) -> tuple[WheelFacts, ...]:
 
     Raises:
         wheel-invalid, wheel-unsafe, archive-unsafe: A client would refuse a file; see
-            `sparkwright.client.wheel_check`.
+            `sparkwright.client.locked_wheels`.
         wheel-mismatch: Likewise; or WHEEL is of another wheel, or the build record of none; or two
             wheels are of one project and machine.
     """
@@ -141,15 +139,13 @@ def _read(path: Path) -> WheelFacts:
     name = WheelName.parse(path.name)
     project = canonicalize_name(name.distribution)
     locked = LockedWheel(project, name.version, path.name, url="", sha256="")
-    checked = wheel_check.check_wheel(locked, path, SITE)
+    checked = locked_wheels.check_wheel(locked, path, SITE)
     info = checked.info.rpartition("/")[2]
     with zip_file(path) as wheel:
         listed = zip_members(wheel, path.name)
         wanted = ["METADATA", "WHEEL"]
         wanted += [text for text in (BUILD_RECORD, SBOM) if f"{info}/{text}" in listed]
-        texts = {
-            text: archive.member_text(wheel, listed, f"{info}/{text}", path.name) for text in wanted
-        }
+        texts = {text: member_text(wheel, listed, f"{info}/{text}") for text in wanted}
     tags = _headers(texts["WHEEL"], "Tag")
     if {tag for value in tags for tag in parse_tag(value)} != parse_tag(name.tag):
         raise WheelError(

@@ -13,8 +13,9 @@ import hashlib
 import io
 import re
 import zipfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 from packaging.requirements import Requirement
@@ -24,21 +25,11 @@ from packaging.version import Version
 
 from sparkwright.builder import BuildError
 from sparkwright.core.errors import WheelError
-from sparkwright.core.zips import (
-    Archive,
-    RecordRow,
-    info_folder,
-    record_rows,
-    zip_file,
-    zip_members,
-)
+from sparkwright.core.zips import info_folder, zip_file, zip_members
 
 #: The earliest time that a zip can hold; times carry no meaning in a wheel
 #: (reproducible-builds.org).
 EPOCH = (1980, 1, 1, 0, 0, 0)
-
-#: RECORD and METADATA are read into memory.
-MOST_BYTES_TEXT = 64 * 1024**2
 
 #: The files that sparkwright adds to a ``.dist-info``: the build record, and the bill of materials
 #: (PEP 770).
@@ -106,45 +97,14 @@ class WheelName(msgspec.Struct, frozen=True):
         parts = filename.removesuffix(".whl").split("-")
         return cls(parts[0], parts[1], "-".join(parts[-3:]))
 
-
-#: Returns the files of a wheel's ``.dist-info`` by their path in it: they depend on its version.
-DistInfo = Callable[[WheelName], Mapping[str, bytes]]
-
-
-def labelled(version: str, label: str) -> str:
-    """Return *version* with the local version *label* (PEP 440) in place of its own."""
-    return str(Version(f"{Version(version).public}+{label}"))
-
-
-def member_text(
-    wheel: Archive, listed: Mapping[str, zipfile.ZipInfo], name: str, origin: str
-) -> bytes:
-    """Return the text of the member *name*; raise `wheel-invalid` if it is missing or too long."""
-    info = listed.get(name)
-    if info is None or info.file_size > MOST_BYTES_TEXT:
-        raise WheelError(
-            "wheel-invalid",
-            f"{origin} has no usable {name.rpartition('/')[2]}.",
-            details=[f"expected: {name}"],
-        )
-    with wheel.guard(), wheel.open(info) as stream:
-        return stream.read(MOST_BYTES_TEXT)
-
-
-def records(
-    wheel: Archive, listed: Mapping[str, zipfile.ZipInfo], origin: str
-) -> dict[str, RecordRow]:
-    """
-    Return the rows of RECORD by member.
-
-    Raises:
-        wheel-invalid: There is no RECORD, or no readable one.
-    """
-    info = info_folder(listed, origin)
-    data = member_text(wheel, listed, f"{info}/RECORD", origin)
-    with wheel.guard():
-        text = data.decode()
-    return {row.name: row for row in record_rows(text, origin)}
+    def labelled(self, label: str, platform: str = "") -> WheelName:
+        """
+        Return the name with the local version *label* (PEP 440) in place of its own, and with the
+        platform tag *platform* if that is given.
+        """
+        version = str(Version(f"{Version(self.version).public}+{label}"))
+        tag = f"{self.tag.rpartition('-')[0]}-{platform}" if platform else self.tag
+        return WheelName(self.distribution, version, tag)
 
 
 def _pack(path: Path, name: WheelName, members: Iterable[tuple[str, bytes, bool]]) -> Path:
@@ -210,24 +170,22 @@ def _wheel_text(tag: str, pure: bool) -> bytes:
 def rewrite(
     base: Path,
     folder: Path,
+    new: WheelName,
     *,
-    version: str,
-    platform: str = "",
     replace: Mapping[str, bytes] | None = None,
     remove: Collection[str] = (),
     version_files: Collection[str] = (),
     requires: Mapping[str, str] | None = None,
-    dist_info: DistInfo = lambda _: {},
+    dist_info: Mapping[str, bytes] = MappingProxyType({}),
 ) -> Path:
     """
-    Write to *folder* the wheel *base* with another version, and with some members replaced, added
-    or removed.
+    Write to *folder* the wheel *base* with another name, and with some members replaced, added or
+    removed.
 
     Args:
-        version: The new version; METADATA, the names of its folders and *version_files* follow it.
-        platform: The new platform tag, if it changes.
+        new: The name; METADATA, the names of its folders and *version_files* follow its version.
         requires: Requirements that change; see `change_requirements`.
-        dist_info: Returns the files of the ``.dist-info`` of the new wheel by their path in it.
+        dist_info: Files of the ``.dist-info`` by their path in it.
 
     Returns:
         The new wheel's path.
@@ -237,8 +195,6 @@ def rewrite(
         requirement-mismatch: See `change_requirements`.
     """
     old = WheelName.parse(base.name)
-    tag = old.tag.rpartition("-")[0] + "-" + platform if platform else old.tag
-    new = WheelName(old.distribution, version, tag)
     with zip_file(base) as source:
         listed = zip_members(source, base.name)
         info = info_folder(listed, base.name)
@@ -249,12 +205,12 @@ def rewrite(
         changed = dict(replace or {})
         for name in version_files:
             text = changed.get(name) or source.read(name)
-            changed[name] = _restate(text, old.version, version, name)
-        changed |= {f"{info}/{name}": data for name, data in dist_info(new).items()}
+            changed[name] = _restate(text, old.version, new.version, name)
+        changed |= {f"{info}/{name}": data for name, data in dist_info.items()}
         metadata = source.read(f"{info}/METADATA")
         # The description behind the first empty line may have such a line, too.
         head = re.split(rb"(?m)^\r?$", metadata, maxsplit=1)[0]
-        stated = re.sub(rb"(?mi)^Version:.*?(?=\r?$)", f"Version: {version}".encode(), head)
+        stated = re.sub(rb"(?mi)^Version:.*?(?=\r?$)", f"Version: {new.version}".encode(), head)
         metadata = stated + metadata[len(head) :]
         changed[f"{info}/METADATA"] = change_requirements(metadata, requires or {})
         pure = b"Root-Is-Purelib: true" in source.read(f"{info}/WHEEL")

@@ -22,7 +22,7 @@ from sparkwright.builder.wheel import archive, elf, gpu_target
 from sparkwright.builder.wheel.gpu_target import parsed, taken
 from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.files import sha256_bytes
-from sparkwright.core.zips import zip_file, zip_members
+from sparkwright.core.zips import records, zip_file, zip_members
 from sparkwright.forks.context import RunContext
 
 
@@ -182,7 +182,7 @@ def changes(
         ) from error
     with zip_file(base) as wheel:
         listed = zip_members(wheel, base.name)
-        rows = archive.records(wheel, listed, base.name)
+        rows = records(wheel, listed)
     elsewhere = {*libraries, *omitted.files, *omitted.trimmed}
     return {**replaced, **omitted.trimmed, **libraries}, GraftManifest(
         libraries={member: sha256_bytes(data) for member, data in libraries.items()},

@@ -20,77 +20,12 @@ import msgspec
 from packaging.utils import canonicalize_name
 
 from sparkwright import __version__
-from sparkwright.builder import pylock
-from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, DistInfo, WheelName
-from sparkwright.builder.workspace import SourceTree, source_tree
+from sparkwright.builder.pylock import LockedWheel
+from sparkwright.builder.wheel.archive import WheelName
+from sparkwright.builder.workspace import SourceTree
+from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core.files import canonical, sha256_bytes
-from sparkwright.core.zips import record_sha256
-from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import FileLock, VendoredLock
-
-
-def dist_info(record: msgspec.Struct, **parts: Any) -> DistInfo:
-    """
-    Return the files that sparkwright adds to a ``.dist-info``: the build record and the bill of
-    materials of the *parts*, which are arguments of `document`.
-    """
-    text = msgspec.json.format(msgspec.json.encode(record))
-    return lambda name: {BUILD_RECORD: text, SBOM: document(name, **parts)}
-
-
-def gather(
-    context: RunContext,
-    source: SourceTree,
-    *,
-    base: FileLock | None = None,
-    sources: Sequence[str] = (),
-    compiled: Mapping[str, str] | None,
-    inherited: Mapping[str, str],
-    trimmed: Mapping[str, str],
-    **properties: str,
-) -> dict[str, Any]:
-    """
-    Return the parts of the wheel made of *source*, as arguments of `document`.
-
-    Args:
-        base: The official wheel under a graft.
-        sources: The vendored sources that were compiled; those below them count, too.
-        compiled: Libraries compiled here: member → sha256; None for a wheel in which nothing was
-            compiled, which is the same from every machine.
-        inherited: Libraries of *base*: member → digest as its RECORD states it.
-        trimmed: Those of which the code for other GPUs was left out: member → sha256.
-        properties: Further properties.
-
-    Raises:
-        file-invalid: pylock.toml cannot be read.
-    """
-    project, vendored = context.project, source.source.submodules
-    # Submodules are part of a git source; in an archive of the package index they are covered by
-    # its hash.
-    vendored = vendored | {
-        name: entry
-        for name, entry in context.lock.forks[source.fork].vendored.items()
-        if name.split("/")[0] in sources
-    }
-    tools = [wheel for wheel in pylock.wheels(project) if wheel[0] == pylock.NVCC]
-    return {
-        "source": source,
-        "needs": [source_tree(context, need) for need in project.fork(source.fork).needs],
-        "bases": [(base.name, base.filename, base.sha256)] if base else [],
-        "vendored": vendored,
-        "tools": tools if compiled is not None else [],
-        "compiled": compiled or {},
-        "inherited": {member: record_sha256(digest) for member, digest in inherited.items()},
-        "trimmed": trimmed,
-        "properties": {
-            "stack": project.stack,
-            "fork": source.fork,
-            "built": project.fork(source.fork).build,
-            "arch": project.spec.arch,
-            "cuda": pylock.cuda(project) if compiled is not None else "",
-            **properties,
-        },
-    }
+from sparkwright.forks.stack import VendoredLock
 
 
 def document(
@@ -99,9 +34,9 @@ def document(
     properties: Mapping[str, str],
     source: SourceTree,
     needs: Sequence[SourceTree] = (),
-    bases: Sequence[pylock.LockedWheel] = (),
+    bases: Sequence[LockedWheel] = (),
     vendored: Mapping[str, VendoredLock] = MappingProxyType({}),
-    tools: Sequence[pylock.LockedWheel] = (),
+    tools: Sequence[LockedWheel] = (),
     compiled: Mapping[str, str] = MappingProxyType({}),
     inherited: Mapping[str, str] = MappingProxyType({}),
     trimmed: Mapping[str, str] = MappingProxyType({}),
@@ -154,7 +89,7 @@ def document(
         pedigree={"ancestors": ancestors, "patches": patches},
     )
     parts = [
-        *(patch for tree in (source, *needs) for patch in _patches(tree)),
+        *(_patch(tree, *step) for tree in (source, *needs) for step in enumerate(tree.steps, 1)),
         *(_upstream(need, "") for need in needs),
         *(_vendored(*entry) for entry in sorted(vendored.items())),
         *(_file("tool", tool, scope="excluded") for tool in tools),
@@ -224,27 +159,24 @@ def _upstream(tree: SourceTree, release: str) -> dict[str, Any]:
     )
 
 
-def _patches(tree: SourceTree) -> list[dict[str, Any]]:
-    return [
-        _component(
-            f"patch/{tree.fork}/{step.sha256}",
-            step.name,
-            kind="file",
-            sha256=step.sha256,
-            properties={
-                "patch:fork": tree.fork,
-                "patch:order": str(order),
-                "patch:reason": step.reason,
-                "patch:tree": step.tree,
-                "patch:pick": str(step.pick or ""),
-            },
-            description=step.subject,
-        )
-        for order, step in enumerate(tree.steps, 1)
-    ]
+def _patch(tree: SourceTree, order: int, step: AppliedPatch) -> dict[str, Any]:
+    return _component(
+        f"patch/{tree.fork}/{step.sha256}",
+        step.name,
+        kind="file",
+        sha256=step.sha256,
+        properties={
+            "patch:fork": tree.fork,
+            "patch:order": str(order),
+            "patch:reason": step.reason,
+            "patch:tree": step.tree,
+            "patch:pick": str(step.pick or ""),
+        },
+        description=step.subject,
+    )
 
 
-def _file(role: str, wheel: pylock.LockedWheel, **fields: Any) -> dict[str, Any]:
+def _file(role: str, wheel: LockedWheel, **fields: Any) -> dict[str, Any]:
     project, filename, sha256 = wheel
     release = filename.split("-")[1]
     return _component(
