@@ -15,8 +15,6 @@ that neither link order nor compression changes it; for a library that came with
 its fatbin sections as they are. Python, host code and the version label are no part of it.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter

@@ -5,8 +5,6 @@ The reviewed audit policy: the required and the allowed contents of each library
 library that neither names is a finding, so together they are a complete list.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
@@ -122,7 +120,7 @@ class LibraryPolicy(_Record, frozen=True):
         except re.error as error:
             raise ValueError(f"{error.pattern!r} is not a regular expression: {error}") from error
 
-    def without(self, projects: Mapping[str, str], *, compiled: bool) -> LibraryPolicy:
+    def without(self, projects: Mapping[str, str], *, compiled: bool) -> "LibraryPolicy":
         """
         Return the policy in a wheel without external *projects*.
 

@@ -1,7 +1,5 @@
 """The records of an audit, and their tables for people."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from typing import Literal

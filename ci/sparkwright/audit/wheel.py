@@ -18,8 +18,6 @@ of others: the platform tag by auditwheel's, Python's limited API by abi3info's,
 ABI by torch-abi-audit's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import fnmatch

@@ -1,7 +1,5 @@
 """How a tree becomes a wheel: tools, arch rules, plan, compiling, wheels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

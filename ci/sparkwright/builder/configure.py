@@ -8,8 +8,6 @@ These sources come from the lock, verified, and are handed to FetchContent as fo
 CMake asks for and the lock does not pin is refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Facts about this machine that its programs state. A missing program is an empty fact."""
 
-from __future__ import annotations
-
 import re
 
 import msgspec

@@ -13,8 +13,6 @@ Launcher and compiler stay in the process group that ninja made for them, so tha
 which ninja ends its jobs reach both.
 """
 
-from __future__ import annotations
-
 # `pathlib` would take longer to import than all that happens here.
 # ruff: noqa: PTH108, PTH110, PTH118, PTH123
 import json

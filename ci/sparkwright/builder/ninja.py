@@ -20,8 +20,6 @@ CMake's order (`ci/bench/schedule.py`). CMake's ``build.ninja`` is left as it is
 written to a second file in another order, every command unchanged, so that both share one log.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

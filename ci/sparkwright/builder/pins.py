@@ -4,8 +4,6 @@ Pins: what the releases of a stack require of each other.
 METADATA comes from the official wheels that the lock names, the tag of CUTLASS from the tree.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re

@@ -11,8 +11,6 @@ take the highest version: raise the label in stack.yaml (``spark.2026.11.1``) be
 to follow a release of the same stack, or publishing refuses it.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import re

@@ -7,8 +7,6 @@ the plan unless it is listed under ``kept``, with a reason and with exactly that
 names the CMake call that decided its arch, from CMake's trace.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -4,8 +4,6 @@
 Wheels are named by file and hash, not by address: they come from the index that the user has.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import contextlib
 import sys

@@ -6,8 +6,6 @@ the attempt is reported. Since the folder names are the same everywhere, so are 
 compilers derive from them, and one checkout can use what another compiled.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os
@@ -17,7 +15,7 @@ import socket
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -77,7 +75,7 @@ class Sandbox(msgspec.Struct, frozen=True):
     mounts: dict[Path, Path] = {}
 
     @classmethod
-    def create(cls, mounts: Mapping[Path, str], *, needed: bool = False) -> Sandbox:
+    def create(cls, mounts: Mapping[Path, str], *, needed: bool = False) -> Self:
         """
         Return the strictest sandbox that this machine offers.
 

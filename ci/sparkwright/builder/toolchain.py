@@ -12,8 +12,6 @@ out, so that nvcc and CMake find everything where they look for it. No wheel has
 Python: x86-64 and aarch64 Linux have the same C types and byte order, so this machine's serve.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

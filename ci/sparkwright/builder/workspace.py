@@ -6,8 +6,6 @@ Every step of the tree has an id. The files of the folder change only if the tre
 ninja compiles no more than that.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Callable, Collection, Sequence

@@ -6,27 +6,20 @@ A new environment is whole once it has its marker, which is written last. Neithe
 RECORDs decide where something is written: what belongs into it is known from the wheels.
 """
 
-from __future__ import annotations
-
 import contextlib
-import functools
 import itertools
 import os
 import platform
 import shutil
 import stat
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
-from uv import find_uv_bin
 
-from sparkwright.client.errors import ClientError
 from sparkwright.client.folders import (
     locked_folder,
     own_folder,
@@ -34,15 +27,12 @@ from sparkwright.client.folders import (
     without_links,
 )
 from sparkwright.client.records import Channel, ReleaseName
-from sparkwright.core import files, process
+from sparkwright.core import files
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError, PythonError
 from sparkwright.core.files import Sha256
 from sparkwright.core.process import CACHES
 from sparkwright.core.store import UNFINISHED, write_file
-
-if TYPE_CHECKING:
-    from sparkwright.client.locked_wheels import CheckedWheel
 
 MARKER, LISTING = "sparkwright.json", "sparkwright-files.json"
 #: What a server of the release must answer.
@@ -247,53 +237,6 @@ class Prefix:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def make(
-    folder: Path,
-    cache: Path,
-    wheels: Sequence[CheckedWheel],
-    replaced: Mapping[str, bytes],
-) -> dict[str, FileState]:
-    """
-    Make the environment in *folder*, which does not exist, and return its files. The files with
-    which it was made, whose names begin with a dot, stay beside *folder*.
-
-    It may be moved: its programs find their Python beside them.
-
-    Args:
-        cache: The folder of uv's cache and of the log.
-        replaced: Files that are written after the installation, by path below the environment.
-
-    Raises:
-        command-failed: uv failed. environment-broken: What it wrote is not what the wheels hold.
-        disk-full: There is no room.
-    """
-    log = own_folder(cache, "logs") / "install.log"
-    log.unlink(missing_ok=True)
-    variables = process.uv_environment(UV_CACHE_DIR=str(own_folder(cache, "uv")), UV_OFFLINE="1")
-    uv = functools.partial(process.run, log=log, env=variables)
-    base = sys._base_executable  # type: ignore[attr-defined]
-    uv([find_uv_bin(), "venv", "--relocatable", "--quiet", "--python", base, folder])
-    empty = describe(folder, contents=False).keys() | {".lock"}
-    lock = folder.with_name(".requirements.txt")
-    lines = [
-        f"{wheel.project} @ {path.as_uri()} --hash=sha256:{wheel.sha256}\n"
-        for wheel, path in ((checked.wheel, Path(checked.path)) for checked in wheels)
-    ]
-    lock.write_text("".join(lines))
-    options = ["--require-hashes", "--no-build", "--link-mode", "hardlink"]
-    uv([find_uv_bin(), "pip", "sync", "--python", folder / "bin/python", *options, lock])
-    for file, data in replaced.items():
-        write_file(folder / file, data)
-    own_folder(folder, CACHES)
-    actual = describe(folder)
-    _compare_with_wheels(folder, cache, wheels, replaced, empty, actual)
-    for file in actual:
-        # uv links one file into several releases, so an edit would change all of them.
-        if not (folder / file).is_symlink():
-            (folder / file).chmod((folder / file).stat().st_mode & ~0o222)
-    return actual
-
-
 def describe(folder: Path, *, contents: bool = True) -> dict[str, FileState]:
     """
     Return the files and links below *folder*, without what programs compile at run time.
@@ -321,41 +264,3 @@ def _state(path: str, *, contents: bool) -> FileState:
     elif contents and stat.S_ISLNK(entry.st_mode):
         digest = files.sha256_bytes(os.fsencode(Path(path).readlink()))
     return FileState(entry.st_size, entry.st_mtime_ns // 10**9, digest)
-
-
-def _compare_with_wheels(
-    folder: Path,
-    cache: Path,
-    wheels: Sequence[CheckedWheel],
-    replaced: Mapping[str, bytes],
-    empty: set[str],
-    actual: Mapping[str, FileState],
-) -> None:
-    """Raise `environment-broken` unless *folder* holds exactly what the wheels do."""
-    from sparkwright.core.zips import INSTALLER_FILES
-
-    expected = {
-        file: sha256 for wheel in wheels for file, (_, sha256, _) in wheel.files.items()
-    } | {file: files.sha256_bytes(data) for file, data in replaced.items()}
-    others = empty.union(
-        *(wheel.scripts for wheel in wheels),
-        *({f"{wheel.info}/{name}" for name in INSTALLER_FILES} for wheel in wheels),
-    )
-    wrong = [
-        *(
-            file
-            for file, sha256 in expected.items()
-            if file not in actual or actual[file].sha256 != sha256
-        ),
-        *sorted(actual.keys() - expected.keys() - others),
-        *sorted(file for wheel in wheels for file in wheel.scripts - actual.keys()),
-    ]
-    if wrong:
-        # A file of an environment is a link into uv's cache, so a change of it is one of both.
-        shutil.rmtree(own_folder(cache, "uv"), ignore_errors=True)
-        raise ClientError(
-            "environment-broken",
-            f"What was installed in {folder} is not what the wheels hold.",
-            details=wrong[:20],
-            todo="Run it again: it begins with an empty cache.",
-        )

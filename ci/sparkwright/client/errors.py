@@ -1,7 +1,5 @@
 """The failures of indexes, releases and installations, with their references."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -1,7 +1,5 @@
 """The folders of the client, which belong to this user alone."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

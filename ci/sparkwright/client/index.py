@@ -6,8 +6,6 @@ bytes and in time. `tuf.ngclient` has no deadline of its own, so requests are se
 `sparkwright.core.http`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

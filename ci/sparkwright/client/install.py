@@ -5,14 +5,14 @@ Everything that can be known is checked before the first folder is made: the ind
 wheel, and the room. Nothing is installed into an environment that exists.
 """
 
-from __future__ import annotations
-
 import contextlib
+import functools
 import operator
 import os
 import platform
 import re
 import shutil
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 from packaging.markers import Environment, default_environment
 from packaging.tags import Tag, sys_tags
+from uv import find_uv_bin
 
 from sparkwright.client import environment, locked_wheels
 from sparkwright.client.environment import (
@@ -31,6 +32,7 @@ from sparkwright.client.environment import (
     PYTHON,
     SHORT,
     SITE,
+    FileState,
     Marker,
     Prefix,
 )
@@ -53,11 +55,13 @@ from sparkwright.client.records import (
     ReleaseLock,
     WarmPack,
 )
+from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import PythonError
 from sparkwright.core.files import content_key, sha256_bytes
 from sparkwright.core.process import CACHES, cache_variables
 from sparkwright.core.store import flush, replacing, translate_disk_full, write_file
+from sparkwright.core.zips import INSTALLER_FILES
 
 
 def select_release(
@@ -223,7 +227,7 @@ def make_current(
     Make the environment of *marker* from *wheels*, and let ``current`` lead to it.
 
     Args:
-        replaced: As `environment.make` has it.
+        replaced: Files that are written after the installation, by path below the environment.
 
     Raises:
         environment-broken, command-failed, disk-full: It could not be made, and was removed.
@@ -233,7 +237,7 @@ def make_current(
     new = prefix.work_folder() / marker.name
     try:
         with console.step(f"installing into {folder}"):
-            listing = msgspec.json.encode(environment.make(new, cache, wheels, replaced))
+            listing = msgspec.json.encode(_make(new, cache, wheels, replaced))
             write_file(new / LISTING, listing)
             marker = msgspec.structs.replace(marker, listing=sha256_bytes(listing))
             write_file(new / MARKER, msgspec.json.encode(marker))
@@ -242,6 +246,89 @@ def make_current(
             prefix.switch(marker.name)
     finally:
         prefix.remove_work_folders()
+
+
+def _make(
+    folder: Path,
+    cache: Path,
+    wheels: Sequence[CheckedWheel],
+    replaced: Mapping[str, bytes],
+) -> dict[str, FileState]:
+    """
+    Make the environment in *folder*, which does not exist, and return its files. The files with
+    which it was made, whose names begin with a dot, stay beside *folder*.
+
+    It may be moved: its programs find their Python beside them.
+
+    Args:
+        cache: The folder of uv's cache and of the log.
+        replaced: Files that are written after the installation, by path below the environment.
+
+    Raises:
+        command-failed: uv failed. environment-broken: What it wrote is not what the wheels hold.
+        disk-full: There is no room.
+    """
+    log = own_folder(cache, "logs") / "install.log"
+    log.unlink(missing_ok=True)
+    variables = process.uv_environment(UV_CACHE_DIR=str(own_folder(cache, "uv")), UV_OFFLINE="1")
+    uv = functools.partial(process.run, log=log, env=variables)
+    base = sys._base_executable  # type: ignore[attr-defined]
+    uv([find_uv_bin(), "venv", "--relocatable", "--quiet", "--python", base, folder])
+    empty = environment.describe(folder, contents=False).keys() | {".lock"}
+    lock = folder.with_name(".requirements.txt")
+    lines = [
+        f"{wheel.project} @ {path.as_uri()} --hash=sha256:{wheel.sha256}\n"
+        for wheel, path in ((checked.wheel, Path(checked.path)) for checked in wheels)
+    ]
+    lock.write_text("".join(lines))
+    options = ["--require-hashes", "--no-build", "--link-mode", "hardlink"]
+    uv([find_uv_bin(), "pip", "sync", "--python", folder / "bin/python", *options, lock])
+    for file, data in replaced.items():
+        write_file(folder / file, data)
+    own_folder(folder, CACHES)
+    actual = environment.describe(folder)
+    _compare_with_wheels(folder, cache, wheels, replaced, empty, actual)
+    for file in actual:
+        # uv links one file into several releases, so an edit would change all of them.
+        if not (folder / file).is_symlink():
+            (folder / file).chmod((folder / file).stat().st_mode & ~0o222)
+    return actual
+
+
+def _compare_with_wheels(
+    folder: Path,
+    cache: Path,
+    wheels: Sequence[CheckedWheel],
+    replaced: Mapping[str, bytes],
+    empty: set[str],
+    actual: Mapping[str, FileState],
+) -> None:
+    """Raise `environment-broken` unless *folder* holds exactly what the wheels do."""
+    expected = {
+        file: sha256 for wheel in wheels for file, (_, sha256, _) in wheel.files.items()
+    } | {file: sha256_bytes(data) for file, data in replaced.items()}
+    others = empty.union(
+        *(wheel.scripts for wheel in wheels),
+        *({f"{wheel.info}/{name}" for name in INSTALLER_FILES} for wheel in wheels),
+    )
+    wrong = [
+        *(
+            file
+            for file, sha256 in expected.items()
+            if file not in actual or actual[file].sha256 != sha256
+        ),
+        *sorted(actual.keys() - expected.keys() - others),
+        *sorted(file for wheel in wheels for file in wheel.scripts - actual.keys()),
+    ]
+    if wrong:
+        # A file of an environment is a link into uv's cache, so a change of it is one of both.
+        shutil.rmtree(own_folder(cache, "uv"), ignore_errors=True)
+        raise ClientError(
+            "environment-broken",
+            f"What was installed in {folder} is not what the wheels hold.",
+            details=wrong[:20],
+            todo="Run it again: it begins with an empty cache.",
+        )
 
 
 def add_packs(prefix: Prefix, cache: Path, index: Index, recipe: str) -> list[WarmPack]:

@@ -13,8 +13,6 @@ an installer would write is known afterwards, file by file with its sha256, so t
 can be compared with it.
 """
 
-from __future__ import annotations
-
 import configparser
 import hashlib
 import itertools

@@ -5,8 +5,6 @@ The commands on installations: ``install list rollback uninstall doctor run``.
 distribution `sparkwright-install`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -6,10 +6,8 @@ size and sha256. How it stands (channel, yank) is a `ReleaseState`, the ``custom
 target in the signed ``targets.json``. All other files lie at `ReleaseFile.path`.
 """
 
-from __future__ import annotations
-
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import msgspec
 
@@ -81,7 +79,7 @@ class PackKey(msgspec.Struct, frozen=True, kw_only=True):
     gpu: Line
     driver: Line
 
-    def differences(self, here: PackKey) -> list[str]:
+    def differences(self, here: Self) -> list[str]:
         """Return how *here* differs from this key, each difference in a few words."""
         names = ("recipe", "model", "python", "gpu", "driver")
         pairs = [(name, str(getattr(self, name)), str(getattr(here, name))) for name in names]

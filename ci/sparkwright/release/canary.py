@@ -7,8 +7,6 @@ beginnings of `TEXTS` of them travel with the release, bound to the wheel, the r
 of a pass, and are compared by limits of the same policies.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 

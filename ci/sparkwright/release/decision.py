@@ -7,8 +7,6 @@ verified exactly if that is empty. Verdicts about something else, or a pass with
 behind it, are a fault and are refused.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase

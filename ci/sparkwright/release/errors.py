@@ -1,7 +1,5 @@
 """The failures of publishing, with their references; those of indexes are in `client.errors`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

@@ -6,8 +6,6 @@ name says for which roles a new index takes the key; in an index that exists, th
 alone says so. The fingerprint of a key is its key id.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,14 +17,13 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from securesystemslib.signer import CryptoSigner, Key, Signer, SigstoreSigner, SSlibKey
+from tuf.api.metadata import Root
 
 from sparkwright.core.files import list_folder, read_bytes
 from sparkwright.core.store import flush, locked_in_place, replacing, translate_disk_full
 from sparkwright.release.errors import ReleaseError
 
 if TYPE_CHECKING:
-    from tuf.api.metadata import Root
-
     from sparkwright.release.policy import Identity
 
 #: The only source of a passphrase: command lines are visible to everybody on the machine.
@@ -96,7 +93,7 @@ def passphrase() -> str:
     return os.environ.get(PASSPHRASE, "")
 
 
-def load(paths: Sequence[Path], identity: Identity | None = None) -> Keys:
+def load(paths: Sequence[Path], identity: "Identity | None" = None) -> Keys:
     """
     Return the keys in the files and folders *paths*.
 
@@ -188,7 +185,7 @@ def make(folder: Path, names: Sequence[str] = tuple(KEY_ROLES)) -> dict[Path, Ke
     return pairs
 
 
-def _identity_signer(identity: Identity) -> Signer:
+def _identity_signer(identity: "Identity") -> Signer:
     try:
         _, public = SigstoreSigner.import_(identity.identity, identity.issuer)
         return SigstoreSigner.from_priv_key_uri("sigstore:", public)

@@ -6,8 +6,6 @@ source archive. Every package has one version for all Pythons: the one that the 
 needs the package got, unless a newer one cannot have it. Its wheels may differ between Pythons.
 """
 
-from __future__ import annotations
-
 import sys
 import tempfile
 import tomllib

@@ -7,8 +7,6 @@ and METADATA (658, 714). The pages carry no signature. They are written after th
 what a killed run left old, the next command writes again.
 """
 
-from __future__ import annotations
-
 import functools
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,12 +38,12 @@ CLIENT = "sparkwright-install"
 
 
 @functools.cache
-def template(name: str) -> Template:
+def template(name: str) -> "Template":
     """Return a template of the pages."""
     return pages.environment("sparkwright.release").get_template(name)
 
 
-def write(index: IndexFolder) -> None:
+def write(index: "IndexFolder") -> None:
     """Write all pages of *index*, and remove those of releases and wheels that it no longer has."""
     folder, entries = index.folder, index.entries
     for name, entry in entries.items():
@@ -77,7 +75,7 @@ def write(index: IndexFolder) -> None:
     _remove_others(folder / "releases", set(entries))
 
 
-def _write_simple(folder: Path, index: IndexFolder, channel: Channel) -> set[str]:
+def _write_simple(folder: Path, index: "IndexFolder", channel: Channel) -> set[str]:
     """Write the simple API of *channel*, and return its projects."""
     projects: dict[str, dict[str, tuple[ReleaseWheel | ClientWheel, str]]] = {}
     if clients := index.facts.clients:

@@ -5,8 +5,6 @@ The release policy, ``ci/release.yaml``, or ``ci/release-X.Y.yaml`` for wheels f
 The policies of the gates are read with it, by digest: a verdict by another policy does not count.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -6,8 +6,6 @@ files, the lock, uploads) happens without the lock of the index; the change itse
 transaction, which refuses an index that moved meanwhile.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 import tomllib

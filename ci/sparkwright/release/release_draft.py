@@ -3,8 +3,6 @@ From the wheels of a release to its record and to what its files hold: what is s
 where they come from, and the locked sets around them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial

@@ -12,8 +12,6 @@ or has a version that no published metadata refers to, so a client reads the old
 one, wherever a publisher is killed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io
@@ -22,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 from securesystemslib.signer import Key
@@ -207,7 +205,7 @@ class IndexFolder:
         """Whether the index was published."""
         return bool(self.published_timestamp)
 
-    def require(self) -> IndexFolder:
+    def require(self) -> Self:
         """Return it; raise `index-missing` if it was not published."""
         if not self.exists:
             raise ClientError("index-missing", f"There is no index in {self.folder}.")
@@ -306,7 +304,7 @@ class IndexFolder:
                 )
 
     @contextlib.contextmanager
-    def changing(self, keys: Keys, roles: Roles) -> Iterator[Transaction]:
+    def changing(self, keys: Keys, roles: Roles) -> Iterator["Transaction"]:
         """
         Yield a transaction that is committed at the end of the block, if that raises nothing; then
         the pages are written.

@@ -5,8 +5,6 @@ Decide in seconds whether a request to gate can end in a channel, before anythin
 them promises what another one refuses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 

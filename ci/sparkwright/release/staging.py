@@ -5,8 +5,6 @@ Both are installed as users will have it: by the client, from a set that is lock
 rules of the release policy.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Mapping

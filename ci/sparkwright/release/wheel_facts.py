@@ -4,8 +4,6 @@ What a wheel of ours is, from its bytes.
 The wheel is read as hostile, and checked as the client does before an installation.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from email.parser import BytesParser

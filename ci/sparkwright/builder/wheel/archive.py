@@ -5,8 +5,6 @@ A wheel is made from files, or from another wheel by replacing members and addin
 label.
 """
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib
@@ -16,6 +14,7 @@ import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Self
 
 import msgspec
 from packaging.requirements import Requirement
@@ -86,7 +85,7 @@ class WheelName(msgspec.Struct, frozen=True):
         return f"{self.distribution}-{self.version}.dist-info"
 
     @classmethod
-    def parse(cls, filename: str) -> WheelName:
+    def parse(cls, filename: str) -> Self:
         """Return the parts of *filename*; raise `wheel-invalid` if it is no wheel's name."""
         try:
             parse_wheel_filename(filename)
@@ -97,14 +96,14 @@ class WheelName(msgspec.Struct, frozen=True):
         parts = filename.removesuffix(".whl").split("-")
         return cls(parts[0], parts[1], "-".join(parts[-3:]))
 
-    def labelled(self, label: str, platform: str = "") -> WheelName:
+    def labelled(self, label: str, platform: str = "") -> Self:
         """
         Return the name with the local version *label* (PEP 440) in place of its own, and with the
         platform tag *platform* if that is given.
         """
         version = str(Version(f"{Version(self.version).public}+{label}"))
         tag = f"{self.tag.rpartition('-')[0]}-{platform}" if platform else self.tag
-        return WheelName(self.distribution, version, tag)
+        return type(self)(self.distribution, version, tag)
 
 
 def _pack(path: Path, name: WheelName, members: Iterable[tuple[str, bytes, bool]]) -> Path:

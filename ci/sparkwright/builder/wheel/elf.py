@@ -17,8 +17,6 @@ stored bytes, which may be compressed. The flags also tell ``sm_120a`` (bit 20) 
 in the cubin state the same a second time (`sparkwright.audit.device_code`).
 """
 
-from __future__ import annotations
-
 import functools
 import mmap
 import re
@@ -295,7 +293,9 @@ def _mapped(loads: Sequence[tuple[int, int, int]], address: int) -> tuple[int, i
     raise ElfUnreadable(f"a table that the loader reads is in no segment (address {address:#x})")
 
 
-def _numbers(data: Buffer, form: Literal["I", "Q"], offset: int, count: int = 1) -> memoryview[int]:
+def _numbers(
+    data: Buffer, form: Literal["I", "Q"], offset: int, count: int = 1
+) -> "memoryview[int]":
     """Return *count* numbers of *form* (``I``, ``Q``) from *offset*."""
     size = struct.calcsize(form) * count
     _check_bounds(data, offset, size, "a table that the loader reads")

@@ -8,8 +8,6 @@ older; with ``f`` for the family from Z on, with ``a`` for exactly that GPU. FP4
 on SM 12.x only under ``a`` and ``f``. No line of this was tried on a GB10.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial

@@ -5,8 +5,6 @@ A graft: the official wheel with the changed libraries compiled here, and the ch
 source.
 """
 
-from __future__ import annotations
-
 import fnmatch
 from collections.abc import Collection, Iterable, Mapping
 from itertools import groupby

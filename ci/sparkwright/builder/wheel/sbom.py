@@ -8,8 +8,6 @@ sha256, and ``pedigree.patches`` points at it by ``diff.url``. The document hold
 random number: its serial number follows from its content, and equal inputs give equal bytes.
 """
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -8,8 +8,6 @@ wheels of torch and CUDA, and of the system. A symbol of the system has a versio
 ``GLIBC_2.28``, and whether the platform promises it is compared elsewhere (`elf.required_glibc`).
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
