@@ -20,7 +20,7 @@ from tests.client.world import CLIENT, MACHINE, ONE, SITE, TWO, User, Wheel, Wor
 from tests.refusals import refusal
 from tests.support import processes, tufindex
 
-from sparkwright.client import environment, folders, locked_wheels, records
+from sparkwright.client import folders, install, locked_wheels, records
 from sparkwright.core import http
 
 HTML = b"<!DOCTYPE html>\n<html><head><title>Sign in</title></head><body>Please sign in.</body></html>\n"
@@ -348,7 +348,7 @@ def test_uv_that_fails_leaves_nothing(
     program = processes.script(
         tmp_path / "uv", 'case "$1" in venv) mkdir -p "$8/bin";; *) echo "no room in /dev/null"; exit 2;; esac'
     )
-    monkeypatch.setattr(environment, "find_uv_bin", lambda: str(program))
+    monkeypatch.setattr(install, "find_uv_bin", lambda: str(program))
 
     assert refusal_of(installed) == "command-failed"
 

@@ -193,17 +193,11 @@ def gains(images: Iterable[DeviceImage], device: tuple[int, int]) -> dict[str, i
     Return how many fatbins of *images* give a GPU of capability *device* what, best first: a fatbin
     is a translation unit, of which the driver takes one image.
     """
-    units: dict[int, list[DeviceImage]] = {}
+    units: dict[int, dict[str, list[str]]] = {}
     for image in images:
-        units.setdefault(image.container, []).append(image)
-    numbers = Counter(
-        support_level(
-            [image.driver_target for image in unit if image.kind == "cubin"],
-            [image.driver_target for image in unit if image.kind == "ptx"],
-            device,
-        )
-        for unit in units.values()
-    )
+        unit = units.setdefault(image.container, {"cubin": [], "ptx": []})
+        unit[image.kind].append(image.driver_target)
+    numbers = Counter(support_level(unit["cubin"], unit["ptx"], device) for unit in units.values())
     return {name: numbers[name] for name in SUPPORT_LEVELS if numbers[name]}
 
 

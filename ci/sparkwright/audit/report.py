@@ -178,14 +178,13 @@ def raise_for_findings(*reports: AuditReport) -> None:
     Raises:
         audit-failed: The details are the first findings, one a line.
     """
-    failed = [report for report in reports if not report.passed]
-    details = [
-        f"{finding.rule}: {finding.library or report.subject.file}: {finding.text}"
-        for report in failed
-        for finding in report.findings
-    ]
+    details = list[str]()
+    for report in reports:
+        for finding in report.findings:
+            place = finding.library or report.subject.file
+            details.append(f"{finding.rule}: {place}: {finding.text}")
     if details:
-        files = ", ".join(report.subject.file for report in failed)
+        files = ", ".join(report.subject.file for report in reports if not report.passed)
         raise BuildError(
             "audit-failed",
             f"{len(details)} finding(s) in {files}.",
@@ -224,11 +223,12 @@ def show(*reports: AuditReport, result: bool = False) -> None:
 
 
 def _cells(library: AuditedLibrary) -> list[str]:
-    cubins, ptx = (
-        " ".join(f"{arch.removeprefix('sm_')}×{count}" for arch, count in by_arch.items())
-        for by_arch in (library.cubins, library.ptx)
-    )
+    cubins, ptx = _counted(library.cubins), _counted(library.ptx)
     opcodes = [f"{pattern} {count}" for pattern, count in library.opcodes.items()]
     levels = ", ".join(f"{count} {level}" for level, count in library.spark.items())
     cells = [cubins, ptx, ", ".join(opcodes), levels]
     return [library.name, library.role, as_size(library.size), *(cell or "–" for cell in cells)]
+
+
+def _counted(by_arch: Mapping[str, int]) -> str:
+    return " ".join(f"{arch.removeprefix('sm_')}×{count}" for arch, count in by_arch.items())

@@ -823,13 +823,9 @@ class LibraryAudit:
         totals = dict[str, int]()
         for rule in self._wants.opcodes:
             named = [entry for entry in kernels if re.search(rule.kernels, entry[0])]
-            total = sum(
-                count
-                for _, opcodes, _ in named
-                for opcode, count in opcodes.items()
-                if re.search(rule.pattern, opcode)
-            )
-            totals[rule.pattern] = total
+            opcodes = sum((each[1] for each in named), Counter[str]())
+            matching = filter(re.compile(rule.pattern).search, opcodes)
+            totals[rule.pattern] = total = sum(map(opcodes.__getitem__, matching))
             if total < rule.least:
                 self._find(
                     "opcode-missing",

@@ -368,17 +368,15 @@ def check_vendored(
         source-unlocked: A source is neither locked nor ignored, or is locked otherwise, or CMake
             did not ask for one that is present.
     """
-    declared = tuple(declared)
-    faults = [
-        f"{source.origin}: {source.name}: {fault}"
-        for source in declared
-        if source.name not in ignored
-        and (fault := mismatch(source, locked.fetched.get(source.name)))
-    ]
+    faults, unused = list[str](), dict.fromkeys(present)
+    for source in declared:
+        unused.pop(source.name, None)
+        fault = mismatch(source, locked.fetched.get(source.name))
+        if fault and source.name not in ignored:
+            faults.append(f"{source.origin}: {source.name}: {fault}")
     faults += [
         f"{name}: CMake does not ask for {locked.fetched[name].ref}, which the lock names"
-        for name in present
-        if name not in {source.name for source in declared}
+        for name in unused
     ]
     if faults:
         raise SourceError(

@@ -6,6 +6,7 @@ Wheels are named by file and hash, not by address: they come from the index that
 
 import concurrent.futures
 import contextlib
+import itertools
 import sys
 import tomllib
 from collections.abc import Sequence
@@ -56,12 +57,11 @@ def selection(version: str, machine: str) -> dict[str, Any]:
 
 def tags(python: Sequence[int], machine: str) -> list[Tag]:
     """Return the wheel tags that CPython *python* takes on *machine*."""
-    platforms = [
-        f"{name}_{machine}"
-        for minor in range(GLIBC, 4 if machine == "x86_64" else 16, -1)
-        for name in (f"manylinux_2_{minor}", LEGACY_TAGS.get(minor))
-        if name
-    ]
+    platforms = list[str]()
+    for minor in range(GLIBC, 4 if machine == "x86_64" else 16, -1):
+        platforms.append(f"manylinux_2_{minor}_{machine}")
+        if minor in LEGACY_TAGS:
+            platforms.append(f"{LEGACY_TAGS[minor]}_{machine}")
     # The tag of a wheel that was built on a Linux machine, without a version of glibc.
     platforms.append(f"linux_{machine}")
     return [
@@ -166,9 +166,9 @@ def resolve(store: Store, source: Path, *options: str) -> str:
         "# Written by `sparkwright lock`; review it, do not edit it.",
         'lock-version = "1.0"\ncreated-by = "sparkwright"\nrequires-python = ">=3.11"',
     ]
-    accepted = {
-        tag for machine in MACHINES for minor in PYTHONS for tag in tags((3, minor), machine)
-    }
+    accepted = set[Tag]()
+    for machine, minor in itertools.product(MACHINES, PYTHONS):
+        accepted.update(tags((3, minor), machine))
     for package in compiled["packages"]:
         files = {
             wheel["url"].partition("#")[0].rpartition("/")[2]: wheel["hashes"]["sha256"]

@@ -95,12 +95,10 @@ class Sandbox(msgspec.Struct, frozen=True):
             )
         if refusal:
             return cls("none")
-        # A program may follow a link above the folder, and name it by its real path.
-        paths = {
-            path: INSIDE / name
-            for folder, name in mounts.items()
-            for path in (folder.absolute(), folder.resolve())
-        }
+        paths = dict[Path, Path]()
+        for folder, name in mounts.items():
+            # A program may follow a link above the folder, and name it by its real path.
+            paths |= dict.fromkeys((folder.absolute(), folder.resolve()), INSIDE / name)
         # The mounts below INSIDE would hide a folder of the machine that lies there.
         hidden = any(path.is_relative_to(INSIDE) for path in paths)
         return cls("namespace", {} if hidden else paths)

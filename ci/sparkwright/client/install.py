@@ -277,8 +277,8 @@ def _make(
     empty = environment.describe(folder, contents=False).keys() | {".lock"}
     lock = folder.with_name(".requirements.txt")
     lines = [
-        f"{wheel.project} @ {path.as_uri()} --hash=sha256:{wheel.sha256}\n"
-        for wheel, path in ((checked.wheel, Path(checked.path)) for checked in wheels)
+        f"{wheel.project} @ {wheel.path.as_uri()} --hash=sha256:{wheel.wheel.sha256}\n"
+        for wheel in wheels
     ]
     lock.write_text("".join(lines))
     options = ["--require-hashes", "--no-build", "--link-mode", "hardlink"]
@@ -304,22 +304,20 @@ def _compare_with_wheels(
     actual: Mapping[str, FileState],
 ) -> None:
     """Raise `environment-broken` unless *folder* holds exactly what the wheels do."""
-    expected = {
-        file: sha256 for wheel in wheels for file, (_, sha256, _) in wheel.files.items()
-    } | {file: sha256_bytes(data) for file, data in replaced.items()}
-    others = empty.union(
-        *(wheel.scripts for wheel in wheels),
-        *({f"{wheel.info}/{name}" for name in INSTALLER_FILES} for wheel in wheels),
-    )
+    expected, scripts, others = dict[str, str](), set[str](), set(empty)
+    for wheel in wheels:
+        for file, (_, sha256, _) in wheel.files.items():
+            expected[file] = sha256
+        scripts |= wheel.scripts
+        others |= {f"{wheel.info}/{name}" for name in INSTALLER_FILES}
+    expected |= {file: sha256_bytes(data) for file, data in replaced.items()}
     wrong = [
-        *(
-            file
-            for file, sha256 in expected.items()
-            if file not in actual or actual[file].sha256 != sha256
-        ),
-        *sorted(actual.keys() - expected.keys() - others),
-        *sorted(file for wheel in wheels for file in wheel.scripts - actual.keys()),
+        file
+        for file, sha256 in expected.items()
+        if file not in actual or actual[file].sha256 != sha256
     ]
+    wrong += sorted(actual.keys() - expected.keys() - others - scripts)
+    wrong += sorted(scripts - actual.keys())
     if wrong:
         # A file of an environment is a link into uv's cache, so a change of it is one of both.
         shutil.rmtree(own_folder(cache, "uv"), ignore_errors=True)
@@ -474,11 +472,10 @@ def prepare_wheels(
     with console.step(f"checking {len(wheels)} wheels"), ThreadPoolExecutor(8) as pool:
         checked = list(pool.map(check, wheels, paths))
         locked_wheels.check_set(checked, overlays)
-        replaced = {
-            file: locked_wheels.read_member(upper, file)
-            for overlay in overlays
-            for file, upper in locked_wheels.overlaid(checked, overlay).items()
-        }
+        replaced = dict[str, bytes]()
+        for overlay in overlays:
+            for file, upper in locked_wheels.overlaid(checked, overlay).items():
+                replaced[file] = locked_wheels.read_member(upper, file)
         replaced |= locked_wheels.edited(checked, edits, SITE)
     # uv links from its cache, which has the files of a wheel that is installed.
     held = {sha256 for marker in prefix.installed().values() for sha256 in marker.wheels.values()}

@@ -299,7 +299,7 @@ class CheckedWheel(msgspec.Struct, frozen=True):
     """
 
     wheel: LockedWheel
-    path: str
+    path: Path
     files: dict[str, tuple[str, str, int]]
     scripts: frozenset[str]
     info: str
@@ -353,7 +353,7 @@ def check_wheel(
             scripts.add(target)
         elif name != f"{info}/RECORD":
             targets[target] = (name, sha256, size)
-    return CheckedWheel(wheel, str(path), targets, frozenset(scripts), f"{site}/{info}")
+    return CheckedWheel(wheel, path, targets, frozenset(scripts), f"{site}/{info}")
 
 
 def _unsafe(name: str, what: str, *members: str) -> WheelError:
@@ -551,7 +551,7 @@ def edited(
 def read_member(wheel: CheckedWheel, target: str) -> bytes:
     """Return the bytes that *wheel* has for *target*; raise `wheel-invalid` if they changed."""
     member, sha256, _ = wheel.files[target]
-    with zips.zip_file(Path(wheel.path)) as archive:
+    with zips.zip_file(wheel.path) as archive:
         data = archive.read(member)
     if files.sha256_bytes(data) != sha256:
         raise _invalid(wheel.wheel, "was changed since it was checked", member)

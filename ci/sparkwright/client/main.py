@@ -252,25 +252,17 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show the condition of the installed releases."""
     prefix = Prefix(Path(arguments.prefix))
     installed = prefix.installed()
-    yanked = {name: _yanked(prefix, marker) for name, marker in installed.items()}
-    releases: dict[str, dict[str, Any]] = {
-        name: {
-            "current": name == prefix.current,
-            "yanked": yanked.get(name, ""),
-            "faults": installation.find_changes(prefix, name, deep=arguments.deep),
-        }
-        for name in (path.name for path in list_folder(prefix.root / "releases", "[!.]*"))
-    }
-    rows = [
-        [
-            ("* " if release["current"] else "  ") + name,
-            f"yanked: {release['yanked']}" if release["yanked"] else "",
-            "; ".join(release["faults"][:3]) or "intact",
-        ]
-        for name, release in releases.items()
-    ]
+    releases, rows, faults = dict[str, dict[str, Any]](), [], list[str]()
+    for folder in list_folder(prefix.root / "releases", "[!.]*"):
+        name, current = folder.name, folder.name == prefix.current
+        yanked = _yanked(prefix, installed[name]) if name in installed else ""
+        changes = installation.find_changes(prefix, name, deep=arguments.deep)
+        releases[name] = {"current": current, "yanked": yanked, "faults": changes}
+        reason = f"yanked: {yanked}" if yanked else ""
+        condition = "; ".join(changes[:3]) or "intact"
+        rows.append([f"{'*' if current else ' '} {name}", reason, condition])
+        faults += [f"{name}: {change}" for change in changes]
     console.table(str(prefix.root), ["  release", "", "condition"], rows, result=True)
-    faults = [f"{name}: {fault}" for name, item in releases.items() for fault in item["faults"]]
     if faults:
         raise ClientError(
             "environment-broken",

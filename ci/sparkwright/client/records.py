@@ -377,19 +377,12 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def files(self) -> tuple[ReleaseFile, ...]:
         """Every file that the release names."""
-        own = (
-            file
-            for wheel in self.wheels
-            for file in (
-                wheel,
-                wheel.provenance,
-                wheel.sbom,
-                wheel.proof.verdicts,
-                wheel.proof.throughput,
-                wheel.proof.canary,
-            )
-        )
-        return tuple(file for file in (*own, *self.locks, *self.packs) if file)
+        files: list[ReleaseFile | None] = [*self.locks, *self.packs]
+        for wheel in self.wheels:
+            proof = wheel.proof
+            files += (wheel, wheel.provenance, wheel.sbom)
+            files += (proof.verdicts, proof.throughput, proof.canary)
+        return tuple(filter(None, files))
 
 
 class ReleaseState(msgspec.Struct, frozen=True, kw_only=True):

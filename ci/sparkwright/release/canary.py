@@ -94,12 +94,9 @@ def write(store: Store, folder: Path, ladder: Ladder, against: Path | None, prof
     if not (names and ladder.wheel and against) or (against / "precise").exists():
         return
     recorded = logprobs.load(against / LOGPROBS)
-    length = min(TOKENS, recorded.shape[1])
-    rows = [
-        row
-        for text in range(TEXTS)
-        for row in recorded.rows[text * (recorded.shape[1] - 1) :][: length - 1]
-    ]
+    length, rows = min(TOKENS, recorded.shape[1]), []
+    for text in range(TEXTS):
+        rows += recorded.rows[text * (recorded.shape[1] - 1) :][: length - 1]
     # What is published names no path of this machine, as flags may.
     served = replace(recorded.served, flags=None)
     reference = replace(

@@ -314,17 +314,15 @@ def _gates(
     by_gate = {(verdict.gate, verdict.recipe): verdict for verdict in verdicts}
     outcomes = {name: ladder.outcomes(name) for name in GATES}
 
-    def lacks(names: Iterable[str], recipe: str = "") -> list[Missing]:
-        return [
-            lack
-            for name in names
-            for lack in _lacks(wheel, policy, name, recipe, by_gate.get((name, recipe)), outcomes)
-        ]
+    def lacks(names: Iterable[str], recipe: str = "") -> Iterator[Missing]:
+        for name in names:
+            verdict = by_gate.get((name, recipe))
+            yield from _lacks(wheel, policy, name, recipe, verdict, outcomes)
 
     served = [name for name in rule.gates if name in SERVED and name != "G8"]
     groups = policy.file.recipes if served else {}
-    by_recipe = {recipe: lacks(served, recipe) for group in groups.values() for recipe in group}
-    missing = lacks(name for name in rule.gates if name not in SERVED)
+    by_recipe = {recipe: [*lacks(served, recipe)] for group in groups.values() for recipe in group}
+    missing = [*lacks(name for name in rule.gates if name not in SERVED)]
     for group in groups.values():
         closest: list[Missing] = min((by_recipe[recipe] for recipe in group), key=len)
         missing += closest

@@ -7,6 +7,7 @@ alone says so. The fingerprint of a key is its key id.
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -54,7 +55,7 @@ class Keys:
     @property
     def signers(self) -> dict[str, Signer]:
         """Key id → signer."""
-        every = (signer for signers in self.by_file.values() for signer in signers)
+        every = itertools.chain.from_iterable(self.by_file.values())
         return {signer.public_key.keyid: signer for signer in every}
 
     def of_role(self, root: Root, role: str) -> list[Signer]:
@@ -80,12 +81,8 @@ class Keys:
 
     def for_new_index(self, role: str) -> list[Signer]:
         """Return the signers that a new index takes for *role*, by the names of their files."""
-        return [
-            signer
-            for name, signers in self.by_file.items()
-            if role in KEY_ROLES.get(name, ())
-            for signer in signers
-        ]
+        name = "online" if role in KEY_ROLES["online"] else role
+        return [*self.by_file.get(name, ())]
 
 
 def passphrase() -> str:

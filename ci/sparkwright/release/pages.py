@@ -31,7 +31,7 @@ from sparkwright.core.store import write_file
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from sparkwright.release.repository import ClientWheel, IndexFolder
+    from sparkwright.release.repository import ClientWheel, IndexEntry, IndexFolder
 
 #: The project of the client.
 CLIENT = "sparkwright-install"
@@ -56,16 +56,15 @@ def write(index: "IndexFolder") -> None:
             **view(entry.release, earlier.release if earlier else None),
         )
         _write(folder / "releases" / name / "index.html", page)
-    newest = list(entries.values())[::-1]
+    channels: dict[Channel, list[IndexEntry]] = {name: [] for name in reversed(CHANNELS)}
+    for entry in reversed([*entries.values()]):
+        channels[entry.state.channel].append(entry)
     front = template("index.html").render(
         title="Wheels for DGX Spark",
         fingerprint=index.fingerprint,
         url=index.facts.url,
         client=[f"{CLIENT}=={wheel.version}" for wheel in index.facts.clients[-1:]],
-        channels=[
-            (channel, [entry for entry in newest if entry.state.channel == channel])
-            for channel in reversed(CHANNELS)
-        ],
+        channels=channels.items(),
         size_of=size,
     )
     _write(folder / "index.html", front)
@@ -147,10 +146,7 @@ def reasons(missing: Iterable[Missing]) -> dict[str, list[str]]:
 
 def _patches(release: Release, before: Release | None) -> Iterator[tuple[str, ReleasePatch, str]]:
     """Yield every patch with its fork and its change since *before*, and those that are gone."""
-    now, then = (
-        {(fork.name, patch.name): patch for fork in forks for patch in fork.patches}
-        for forks in (release.forks, before.forks if before else ())
-    )
+    now, then = _by_name(release), _by_name(before) if before else {}
     for key, patch in now.items():
         change = "added" if before else "carried"
         if key in then:
@@ -158,6 +154,11 @@ def _patches(release: Release, before: Release | None) -> Iterator[tuple[str, Re
         yield key[0], patch, change
     for key in sorted(then.keys() - now.keys()):
         yield key[0], then[key], "dropped"
+
+
+def _by_name(release: Release) -> dict[tuple[str, str], ReleasePatch]:
+    """Return the patches of *release* by fork and name."""
+    return {(fork.name, patch.name): patch for fork in release.forks for patch in fork.patches}
 
 
 def _summary(release: Release) -> str:

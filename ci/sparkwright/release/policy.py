@@ -231,11 +231,9 @@ def load(root: Path, arch: str = "") -> ReleasePolicy:
     if not path.is_file():
         path, arch = root / "ci" / "release.yaml", ""
     file = strict_yaml.load(path, PolicyFile)
-    checks = [
-        (gate, name)
-        for gate, rule in file.gates.items()
-        for name in (*rule.checks, *rule.optional, *rule.wanted)
-    ]
+    checks = list[tuple[str, str]]()
+    for gate, rule in file.gates.items():
+        checks += [(gate, name) for name in (*rule.checks, *rule.optional, *rule.wanted)]
     gate_policy.require_declared(path, checks)
     digests = {**_audit_digests(root, file, arch), **_gate_digests(root, file)}
     return ReleasePolicy(file, digests)

@@ -7,6 +7,7 @@ transaction, which refuses an index that moved meanwhile.
 """
 
 import dataclasses
+import itertools
 import tempfile
 import tomllib
 from collections import Counter
@@ -446,7 +447,7 @@ def _require_order(
     index: IndexFolder,
     stack: str,
     channel: Channel,
-    wheels: Iterable[wheel_facts.WheelFacts | ReleaseWheel],
+    wheels: Sequence[wheel_facts.WheelFacts | ReleaseWheel],
 ) -> None:
     """
     Require that pip would prefer *wheels* to what *channel* offers of the same stack.
@@ -454,16 +455,13 @@ def _require_order(
     Raises:
         version-order: It offers a higher version.
     """
-    offered = [
-        (Version(wheel.version), wheel, entry.release.name)
-        for entry in index.of_stack(stack)
-        if channel in ("candidate", entry.state.channel) and not entry.state.yanked
-        for wheel in entry.release.wheels
-    ]
-    for wheel in wheels:
-        for version, other, name in offered:
+    for entry in index.of_stack(stack):
+        name, offers = entry.release.name, channel in ("candidate", entry.state.channel)
+        offered = entry.release.wheels if offers and not entry.state.yanked else ()
+        for wheel, other in itertools.product(wheels, offered):
             same = (other.project, other.machine) == (wheel.project, wheel.machine)
-            if same and other.sha256 != wheel.sha256 and Version(wheel.version) <= version:
+            older = Version(wheel.version) <= Version(other.version)
+            if same and older and other.sha256 != wheel.sha256:
                 raise ReleaseError(
                     "version-order",
                     f"pip would pass over {wheel.name}.",

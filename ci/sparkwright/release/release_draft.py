@@ -3,7 +3,7 @@ From the wheels of a release to its record and to what its files hold: what is s
 where they come from, and the locked sets around them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -133,13 +133,11 @@ def missing(proofs: Mapping[str, Proof]) -> dict[str, tuple[Missing, ...]]:
     return {name: proof.missing for name, proof in proofs.items() if proof.missing}
 
 
-def missing_lines(lacks: Mapping[str, Sequence[Missing]]) -> list[str]:
-    """Return a line for each wheel and reason: the gates that are no pass for it."""
-    return [
-        f"{name.partition('-')[0]}: {' '.join(gates)}: {reason}"
-        for name, entries in lacks.items()
-        for reason, gates in pages.reasons(entries).items()
-    ]
+def missing_lines(lacks: Mapping[str, Sequence[Missing]]) -> Iterator[str]:
+    """Yield a line for each wheel and reason: the gates that are no pass for it."""
+    for name, entries in lacks.items():
+        for reason, gates in pages.reasons(entries).items():
+            yield f"{name.partition('-')[0]}: {' '.join(gates)}: {reason}"
 
 
 def require_verified(proofs: Mapping[str, Proof]) -> None:
@@ -148,7 +146,7 @@ def require_verified(proofs: Mapping[str, Proof]) -> None:
         raise ReleaseError(
             "verified-refused",
             f"{len(lacks)} of {len(proofs)} wheels may not be in verified.",
-            details=missing_lines(lacks),
+            details=[*missing_lines(lacks)],
             data={"missing": lacks},
         )
 

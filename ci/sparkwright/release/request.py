@@ -79,10 +79,11 @@ def require(
     for name in {*names, *(name for group in policy.file.groups.values() for name in group)}:
         unfit[name] = _unfit(recipes.load(root, name), versions, project.spec.label)
     if not names:
-        fits = [
-            [name for name in group if not unfit[name]] for group in policy.file.groups.values()
-        ]
-        names = list(dict.fromkeys(group[0] for group in fits if group))
+        firsts = dict[str, None]()
+        for members in policy.file.groups.values():
+            fitting = [name for name in members if not unfit[name]]
+            firsts |= dict.fromkeys(fitting[:1])
+        names = list(firsts)
     if not names:
         what = f"No recipe of the release policy serves {project.stack}; name one."
         raise UsageError("usage", what)

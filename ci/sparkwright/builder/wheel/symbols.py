@@ -145,12 +145,11 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
     for member, library in wheel.items():
         own.setdefault(Path(member).name, []).append(library)
     # A library that was linked without naming libc has no versions for its symbols.
-    system = {
-        symbol
-        for library in linked.values()
-        for symbol, versions in library.imports.items()
-        if any(version.startswith("GLIBC_") for version in versions)
-    }
+    system = set[str]()
+    for library in linked.values():
+        for symbol, versions in library.imports.items():
+            if "GLIBC_" in " ".join(versions):
+                system.add(symbol)
     faults = dict[str, list[str]]()
     for member, library in wheel.items():
         lacking = {
@@ -176,15 +175,12 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
                 waiting += provider.needed
         missing = needed_names - own.keys() - linked.keys() - outside.keys()
         foreign = not all(map(_SYSTEM.fullmatch, missing))
-        patterns = [outside[name] for name in outside.keys() & reached]
-        faulty = [
-            symbol
-            for symbol in lacking
-            if _TORCH.search(symbol)
-            or not (foreign or any(pattern.fullmatch(symbol) for pattern in patterns))
-        ]
-        if faulty:
-            faults[member] = sorted(faulty)
+        brought = lacking if foreign else set[str]()
+        for name in outside.keys() & reached:
+            brought = brought | {symbol for symbol in lacking if outside[name].fullmatch(symbol)}
+        torch = {symbol for symbol in lacking if _TORCH.search(symbol)}
+        if faulty := sorted(lacking - brought | torch):
+            faults[member] = faulty
     return faults
 
 
