@@ -27,7 +27,7 @@ from tests.support import loopback
 Fault = Literal["dies", "refuses", "closes", "error-event", "short", "usage-more", "prefix-hits"]
 VERSION, LIMIT, VOCABULARY = "0.33.0", 131072, 32000
 #: Seconds of a token.
-STEP = 0.001
+STEP = 0.0002
 
 
 class Behaviour(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

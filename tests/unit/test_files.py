@@ -531,10 +531,10 @@ def test_a_damaged_store_is_not_the_repository_around_it(tmp_path: Path) -> None
 
 # Full disks.
 
-#: Runs the rest with ever more room below the folder $0.
+#: Runs the rest with ever more room, SIZES, below the folder $0.
 GROWING_DISK = """\
 mount -t tmpfs -o size=64k none "$0"
-for size in 64k 192k 256k 384k 768k 64m; do
+for size in $SIZES; do
     mount --options-mode ignore -o remount,size=$size "$0"
     "$@"
 done
@@ -582,14 +582,17 @@ main.main(["demo", "--root", {str(Path(__file__).parents[2])!r}, "--cache-dir", 
 """
 
 
-@pytest.mark.parametrize(("program", "end"), [(WRITES, "none"), (DEMO, "source-unreachable")], ids=["store", "demo"])
-def test_a_full_disk_is_disk_full_at_each_write(tmp_path: Path, repository: Repository, program: str, end: str) -> None:
+@pytest.mark.parametrize(
+    ("program", "sizes", "end"), [(WRITES, "64k 192k 256k 384k 768k 64m", "none"), (DEMO, "64k 384k 64m", "source-unreachable")], ids=["store", "demo"]
+)
+def test_a_full_disk_is_disk_full_at_each_write(tmp_path: Path, repository: Repository, program: str, sizes: str, end: str) -> None:
     """Records, folders, locks, lines, trees, checkouts and fetches, and whole copies; the next run, with room, finishes them."""
     repository.commit({"big.bin": random.Random(1).randbytes(300_000)})
     disk = tmp_path / "disk"
     disk.mkdir()
     words = [str(disk), sys.executable, "-c", program, str(disk), repository.url]
-    done = subprocess.run([*processes.mounting_shell(), GROWING_DISK, *words], capture_output=True, text=True, check=False, timeout=300)
+    command = [*processes.mounting_shell(), GROWING_DISK, *words]
+    done = subprocess.run(command, env={**os.environ, "SIZES": sizes}, capture_output=True, text=True, check=False, timeout=300)
     references = re.findall(r"^error: ([a-z-]+)", done.stderr, re.MULTILINE)
 
     assert "Traceback" not in done.stderr

@@ -393,35 +393,30 @@ def test_dirt_is_named(fleet: Fleet, message: byte_model_server.Message, fault: 
     assert bool(dirt) == bool(fault)
 
 
-@pytest.mark.parametrize(("theirs", "ours", "failing"), [
-    (0, 0, []), (2, 100, ["dirty-text", "dirty-text-stock"]), (20, 100, ["dirty-text-stock"]), (20, 20, []), (100, 100, []),
+ENGLISH, SPANISH = "All right.", "La casa y el río es muy bonita, pero las flores."
+
+
+@pytest.mark.parametrize(("theirs", "ours", "words", "failing", "fault"), [
+    (0, 0, ENGLISH, [], ""), (2, 100, ENGLISH, ["dirty-text", "dirty-text-stock"], "no call"), (20, 100, ENGLISH, ["dirty-text-stock"], "no call"),
+    (20, 20, ENGLISH, [], ""), (100, 100, ENGLISH, [], ""), (100, 100, SPANISH, ["dirty-text"], "spanish"),
 ])  # fmt: skip
-def test_call_that_is_not_made_is_dirt_on_both_sides(theirs: int, ours: int, failing: Sequence[str], fleet: Fleet) -> None:
-    """A model that answers some questions without the tool is as it is, but ours may not do so more often than the stock wheel; both are in %."""
-    def message(number: int, share: int) -> byte_model_server.Message:
-        return {"content": "All right."} if number // 2 * 37 % 100 < share else byte_model_server.called(CALL)
+def test_call_that_is_not_made_is_dirt_on_both_sides(theirs: int, ours: int, words: str, failing: Sequence[str], fault: str, fleet: Fleet) -> None:
+    """
+    A model that answers some questions without the tool is as it is, but ours may not do so more often than the stock wheel; both are in %.
+    Other dirt in such an answer is not excused.
+    """
+    def message(number: int, share: int, text: str) -> byte_model_server.Message:
+        return {"content": text} if number // 2 * 37 % 100 < share else byte_model_server.called(CALL)
 
     calls = (ToolCall(text_checks.TOOL, json.dumps(CALL)),)
-    answers = (dirty_text.SampledAnswer(number, "All right.", () if "content" in message(number, theirs) else calls, "stop") for number in range(1000))
+    answers = (dirty_text.SampledAnswer(number, ENGLISH, () if "content" in message(number, theirs, "") else calls, "stop") for number in range(1000))
     policy = replace(POLICY, dirty_text=replace(POLICY.dirty_text, chats=REAL.dirty_text.chats[:1], calls=REAL.dirty_text.calls[:1]))
     text = dirty_text.DirtyText(policy, fleet.server.client, "{prompt}", recipe())
-    fleet.server.talk = lambda request, *_: (message(request["seed"], ours) if request.get("tools") else {"content": "All right."}, "stop")
+    fleet.server.talk = lambda request, *_: (message(request["seed"], ours, words) if request.get("tools") else {"content": ENGLISH}, "stop")
     found = {check.name: check for check in text.judge(fleet.server.client, dirty_text.StockText(ServerIdentity(wheel="b"), text.shape, tuple(answers)))}
 
     assert [name for name, check in found.items() if check.state == "fail"] == failing
-    assert all("no call" in found[name].samples[0].actual for name in failing)
-
-
-def test_answer_in_a_foreign_language_is_dirt_even_if_the_stock_wheel_makes_no_calls(fleet: Fleet) -> None:
-    """It is excused for the call that is lacking, and for nothing else."""
-    answers = (dirty_text.SampledAnswer(number, "All right.", (), "stop") for number in range(1000))
-    policy = replace(POLICY, dirty_text=replace(POLICY.dirty_text, chats=REAL.dirty_text.chats[:1], calls=REAL.dirty_text.calls[:1]))
-    text = dirty_text.DirtyText(policy, fleet.server.client, "{prompt}", recipe())
-    fleet.server.talk = lambda request, *_: ({"content": "La casa y el río es muy bonita, pero las flores." if request.get("tools") else "All right."}, "stop")
-    found = next(text.judge(fleet.server.client, dirty_text.StockText(ServerIdentity(wheel="b"), text.shape, tuple(answers))))
-
-    assert (found.state, found.reason) == ("fail", "text-dirty")
-    assert "spanish" in found.samples[0].actual
+    assert all(fault in found[name].samples[0].actual for name in failing)
 
 
 @pytest.mark.parametrize("tables", [[(3, 40, 1, 38)], [(9, 9, 8, 8), (2, 12, 0, 9), (5, 7, 1, 8), (0, 6, 0, 6)]])

@@ -70,7 +70,7 @@ def test_a_converter_without_results_is_invalid(tmp_path: Path, body: str, reaso
     """PTX that is not defined, a program that does not compile, loops, crashes or takes all."""
     includes = "#include <cstdint>\n#include <cstdio>\n#include <cstdlib>\n#include <cstring>\n"
     header = f"{includes}inline unsigned convert(float (&x)[2]) {{ {body} return 0; }}"
-    check = judged(tmp_path, header, seconds=5 if reason == "converter-slow" else 240)
+    check = judged(tmp_path, header, seconds=2 if reason == "converter-slow" else 240)
     assert (check.state, check.reason) == ("invalid", reason)
     assert str(tmp_path) not in check.message
 

@@ -232,22 +232,28 @@ REPAIRS: Mapping[str, tuple[float, str, str]] = {
 }
 
 
+@pytest.fixture(scope="module", name="wrong")
+def _wrong() -> logprobs.Reference:
+    """Return the reference of that stock wheel."""
+    with byte_model_server.ByteModelServer() as server:
+        server.damage = lambda logits, _: logits * 1.3
+        return logprobs.record(POLICY, server.client, OFFICIAL)
+
+
+#: How the model of the precise reference was served, whose arithmetic is another.
+PRECISE = replace(OFFICIAL, model="b" * 64)
+
+
 @pytest.mark.parametrize(("factor", "state", "reason"), REPAIRS.values(), ids=REPAIRS)
 def test_repair_is_judged_by_a_precise_reference(
-    server: byte_model_server.ByteModelServer, tmp_path: Path, factor: float, state: str, reason: str
+    server: byte_model_server.ByteModelServer, known: logprobs.Reference, wrong: logprobs.Reference, tmp_path: Path, factor: float, state: str, reason: str
 ) -> None:
     """Ours may differ from a stock wheel that computes wrongly, and has to be nearer to the truth; undeclared, it fails."""
-    server.damage = lambda logits, _: logits * 1.3
-    stock = logprobs.record(POLICY, server.client, OFFICIAL)
-    server.damage = lambda logits, _: logits
-    precise = logprobs.record(POLICY, server.client, replace(OFFICIAL, model="b" * 64))
-    server.damage = lambda logits, _: logits * factor
-    missing = compared(server, stock, tmp_path, repairs=["scales"])["candidate"]
     (tmp_path / "precise").mkdir()
-    save(precise, tmp_path / "precise" / "logprobs.json")
-    declared, plain = compared(server, stock, tmp_path, repairs=["scales"]), compared(server, stock, tmp_path)
+    save(replace(known, served=PRECISE), tmp_path / "precise" / "logprobs.json")
+    server.damage = lambda logits, _: logits * factor
+    declared, plain = compared(server, wrong, tmp_path, repairs=["scales"]), compared(server, wrong, tmp_path)
 
-    assert (missing.state, missing.reason) == ("invalid", "precise-missing")
     assert (declared["divergence"].state, declared["divergence"].reason) == (state, reason)
     assert (plain["divergence"].state == "pass") == (factor == 1.3)
 
@@ -255,18 +261,20 @@ def test_repair_is_judged_by_a_precise_reference(
 @pytest.mark.parametrize(
     "change",
     [
-        {"served": OFFICIAL}, {"served": replace(OFFICIAL, model="b" * 64, host={"gpu": "two"})}, {"texts": [[1] * 64] * 12},
-        *({"served": replace(OFFICIAL, model="b" * 64, wheel=wheel)} for wheel in (CANDIDATE.wheel, "")),
+        None, {"served": OFFICIAL}, {"served": replace(PRECISE, host={"gpu": "two"})}, {"texts": [[1] * 64] * 12},
+        *({"served": replace(PRECISE, wheel=wheel)} for wheel in (CANDIDATE.wheel, "")),
     ],
 )  # fmt: skip
-def test_precise_reference_that_says_nothing_is_refused(server: byte_model_server.ByteModelServer, known: logprobs.Reference, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_precise_reference_that_is_missing_or_says_nothing_is_refused(
+    server: byte_model_server.ByteModelServer, known: logprobs.Reference, tmp_path: Path, change: dict[str, Any] | None
+) -> None:
     """Served as the candidate is or by its own wheel, on another machine, or of other texts."""
-    (tmp_path / "precise").mkdir()
-    precise = replace(known, **{"served": replace(OFFICIAL, model="b" * 64), **change})
-    save(precise, tmp_path / "precise" / "logprobs.json")
+    if change is not None:
+        (tmp_path / "precise").mkdir()
+        save(replace(known, **{"served": PRECISE, **change}), tmp_path / "precise" / "logprobs.json")
     found = compared(server, known, tmp_path, repairs=["scales"])
 
-    assert (found["candidate"].state, found["candidate"].reason) == ("invalid", "precise-unfit")
+    assert (found["candidate"].state, found["candidate"].reason) == ("invalid", "precise-missing" if change is None else "precise-unfit")
 
 
 def scored(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[dict[str, Any]], object]:

@@ -168,15 +168,6 @@ def test_references_are_stable_names_that_are_declared_once_and_used() -> None:
     assert [name for name in references if name not in used or not re.fullmatch(r"[a-z]+(-[a-z]+)*", name)] == []
 
 
-def test_readme_begins_with_the_two_commands() -> None:
-    """The main job and the tests are on the first screen, and `.ci/run` runs the README's test command."""
-    first_screen = (ROOT / "README.md").read_text("utf-8").splitlines()[:25]
-
-    for command in ("nox -s build", "nox -s tests"):
-        assert any(line.startswith(f"$ {command} ") for line in first_screen)
-    assert "nox -s tests" in (ROOT / ".ci" / "run").read_text("utf-8")
-
-
 # docs/failures.md is short, docs/seed-systems.md has a state for every system, and neither names what the program does not have.
 
 FAILURES, SYSTEMS = ((ROOT / "docs" / name).read_text("utf-8") for name in ("failures.md", "seed-systems.md"))
@@ -221,13 +212,3 @@ def test_every_command_option_recipe_and_workload_of_the_pages_exists(page: str,
         assert name != "serve" or not words or words[0].startswith("-") or words[0] in recipes, words
         # A workload, or a cell of its texts.
         assert "--workload" not in words or f"\n  {words[words.index('--workload') + 1].split()[0]}:" in workloads, words
-
-
-def test_every_seed_system_has_a_state_and_what_shows_it() -> None:
-    """A working one names a command; a refused one its evidence, in ideas.yaml or in the experiment."""
-    rows = re.findall(r"^\| (S\d+) \| .+ \| (.+) \| (.+) \|$", SYSTEMS, re.MULTILINE)
-    assert [name for name, _, _ in rows] == [f"S{number}" for number in range(1, 23)]
-    for _, state, where in rows:
-        assert re.match(r"works|refused|not run", state), state
-        shown = re.search(r"ideas\.yaml|experiments/|no known flags", where) if "refused" in state else COMMAND.search(where)
-        assert shown, where

@@ -362,23 +362,21 @@ def test_argument_of_vllm_is_refused_with_the_option_that_gives_it() -> None:
         main.run(["bench", "--recipe", "toy-cpu", "--max-model-len", "32768", "--hf-token", "geheim"])
 
 
-SECRET_WORDS = [
-    ["--hf-token=geheim"],
-    ["--hf-token", "geheim"],
-    ["--flag=--hf-token", "--flag=geheim"],
-    ["--variable=HF_TOKEN=geheim"],
-    ["--variable", "AWS_SECRET_ACCESS_KEY=geheim"],
-    ['--flag=--attention-config={"api_key": "geheim", "x": 1}'],
-    ["--variable=HTTPS_PROXY=http://user:geheim@proxy.invalid"],
-    ["--variable", "HF_TOKEN=abc,geheim"],
-    ['--flag=--hf-overrides={"api_keys": ["geheim"]}'],
-    ['--flag=--hf-overrides={"headers": {"Authorization": "Bearer geheim"}}'],
-    ['--variable=HF_TOKEN=a"b}c geheim'],
-    ["--variable=NCCL_AUTH=a,geheim"],
-]
+#: Variables and flags of a kind, each of which held a secret that was shown once.
+SECRET_WORDS = {
+    "option": ["--hf-token=geheim"],
+    "option, apart": ["--hf-token", "geheim"],
+    "flag": ["--flag=--hf-token", "--flag=geheim"],
+    "flags": [
+        '--flag=--attention-config={"api_key": "geheim", "x": 1}', '--flag=--hf-overrides={"api_keys": ["geheim"], "headers": {"Authorization": "Bearer geheim"}}',
+    ],
+    "variables": ["--variable=HF_TOKEN=geheim", "--variable", "AWS_SECRET_ACCESS_KEY=geheim", "--variable=HTTPS_PROXY=http://user:geheim@proxy.invalid"],
+    "parts": ["--variable", "HF_TOKEN=abc,geheim", "--variable=NCCL_AUTH=a,geheim"],
+    "quotes": ['--variable=HF_TOKEN=a"b}c geheim'],
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("words", SECRET_WORDS, ids=" ".join)
+@pytest.mark.parametrize("words", SECRET_WORDS.values(), ids=SECRET_WORDS)
 def test_secret_is_never_shown(machine: standin.Machine, words: list[str]) -> None:
     machine.environment["HUGGING_FACE_API_KEY"] = "geheim"
     for more in (("--dry-run",), ("--dry-run", "--json"), ("--unit",)):
