@@ -24,8 +24,7 @@ from sparkwright.audit.report import AuditedLibrary
 from sparkwright.audit.wheel import Contents, LibraryAudit
 from sparkwright.builder import toolchain
 from sparkwright.builder.wheel import elf
-from sparkwright.core.console import console
-from sparkwright.core.console import size as as_size
+from sparkwright.core.console import console, size as as_size
 from sparkwright.forks import package_index
 
 #: Seconds for the whole, bytes of all processes together, and how many times as long as the list of names the rest may take.

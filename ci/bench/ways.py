@@ -28,8 +28,7 @@ import msgspec
 
 import measure
 from sparkwright.cherry_picks import series
-from sparkwright.cli import main as command_line
-from sparkwright.cli import options as command_options
+from sparkwright.cli import main as command_line, options as command_options
 from sparkwright.core.console import console
 from sparkwright.demo import upstreams
 from sparkwright.forks import fetch, resolve

@@ -26,8 +26,7 @@ from typing import Any, NoReturn
 import pytest
 import requests
 from filelock import FileLock
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from tests import newcomer
 from tests.client.world import World, wheel
 from tests.support import lab_github, processes, standin

@@ -11,12 +11,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from msgspec.structs import replace
 from tests.refusals import outcome, refusal
-from tests.support import publisher, wheels
-from tests.support import verdicts as made
+from tests.support import publisher, verdicts as made, wheels
 
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import recipe as recipes

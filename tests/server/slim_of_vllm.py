@@ -18,8 +18,6 @@ from vllm.model_executor.layers import linear, vocab_parallel_embedding
 from vllm.model_executor.layers.quantization import get_quantization_config, modelopt
 from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
     compressed_tensors_w4a4_nvfp4 as nvfp4,
-)
-from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
     compressed_tensors_w8a8_fp8 as fp8,
 )
 

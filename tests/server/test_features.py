@@ -19,8 +19,7 @@ from tests.support.serving import (
 from sparkwright.bench.server.client import ChatAnswer, Client
 from sparkwright.bench.server.server_process import Server
 from sparkwright.core import strict_yaml
-from sparkwright.gates import generation
-from sparkwright.gates import text_checks as generated
+from sparkwright.gates import generation, text_checks as generated
 from sparkwright.gates.core.server_under_test import GateOptions, ServerUnderTest
 
 pytestmark = pytest.mark.server

@@ -27,15 +27,19 @@ from tests.support import wheels
 from sparkwright.audit import report, wheel
 from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.machine.state_checks import Snapshot
-from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes import workloads
+from sparkwright.bench.recipes import recipe as recipes, workloads
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Subject
 from sparkwright.bench.statistics import DecisionRule, attempt_alpha, decide
 from sparkwright.core import files, states, strict_yaml
-from sparkwright.gates import accuracy as tasks
-from sparkwright.gates import core, numerics, text_checks, throughput, throughput_run
-from sparkwright.gates.core import ladder as ladders
-from sparkwright.gates.core import policy as gate_policy
+from sparkwright.gates import (
+    accuracy as tasks,
+    core,
+    numerics,
+    text_checks,
+    throughput,
+    throughput_run,
+)
+from sparkwright.gates.core import ladder as ladders, policy as gate_policy
 from sparkwright.gates.core.verdict import (
     Attempt,
     Check,
@@ -45,8 +49,7 @@ from sparkwright.gates.core.verdict import (
     Verdict,
     passed,
 )
-from sparkwright.release import policy as release_policies
-from sparkwright.release import wheel_facts
+from sparkwright.release import policy as release_policies, wheel_facts
 
 #: What a machine tells of itself; the architecture is the wheel's.
 HOST = {

@@ -21,8 +21,7 @@ import msgspec
 
 from sparkwright import __version__
 from sparkwright.builder import pipeline, workspace
-from sparkwright.builder.wheel import archive as wheelfile
-from sparkwright.builder.wheel import graft
+from sparkwright.builder.wheel import archive as wheelfile, graft
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.core.files import sha256_bytes
 from sparkwright.forks.fetch import FetchedSource

@@ -20,16 +20,14 @@ import zstandard
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import fatbins, processes
 from tests.support.fatbins import container, cubin, entry, ptx
 from uv import find_uv_bin
 
-from sparkwright.audit import device_code
-from sparkwright.audit import policy as audit_policy
+from sparkwright.audit import device_code, policy as audit_policy
 from sparkwright.audit.report import (
     RULES,
     AuditedLibrary,

@@ -28,8 +28,8 @@ from sparkwright.builder import (
     plan,
     sandbox,
     toolchain,
+    workspace as archs,
 )
-from sparkwright.builder import workspace as archs
 from sparkwright.builder.configure import Call, Declaration, TranslationUnit
 from sparkwright.builder.wheel import archive, elf
 from sparkwright.builder.workspace import (

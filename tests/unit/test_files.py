@@ -20,8 +20,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.refusals import refusal
 from tests.support import processes, tars
 from tests.unit.conftest import Repository

@@ -9,8 +9,7 @@ import ml_dtypes
 import numpy as np
 import psutil
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.support import converters, fake_gpu, fatbins, processes, wheels
 
 from sparkwright.builder import host_info

@@ -23,8 +23,7 @@ from tests.unit.conftest import ROOT, Cli
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.records import METRICS
-from sparkwright.cli import gate as gate_verb
-from sparkwright.cli import main
+from sparkwright.cli import gate as gate_verb, main
 from sparkwright.cli.options import checkout
 from sparkwright.core import errors, strict_yaml
 from sparkwright.core.states import State

@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 from tests.refusals import allowed, outcome, refusal
 from tests.support.badserver import Listener, Say, endless, head, silent, whole

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 from tests.refusals import outcome, refusal
 from tests.support import checkpoints, standin

@@ -9,8 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tests.refusals import allowed, refusal
 from tests.unit.conftest import ROOT, TEXT, Host, edited
 

@@ -27,8 +27,7 @@ from msgspec.structs import replace
 from tests.client.world import wheel
 from tests.refusals import refusal
 from tests.support import installers, processes, standin
-from tests.support.standin import Machine, free_port
-from tests.support.standin import model as make_model
+from tests.support.standin import Machine, free_port, model as make_model
 
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import recipe as recipes

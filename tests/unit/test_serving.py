@@ -27,8 +27,7 @@ from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import flags, server_process, warm_pack
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.cli import main
-from sparkwright.client import environment as client
-from sparkwright.client import records
+from sparkwright.client import environment as client, records
 from sparkwright.core import errors, process
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.memory import AUTOTUNE, GIB, RESERVE, MachineMemory, Tenant

@@ -16,16 +16,14 @@ import msgspec
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import verdicts, wheels
 from tests.unit import pages as repository_pages
 
 from sparkwright.bench import records, report, results, statistics
-from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes import workloads
+from sparkwright.bench.recipes import recipe as recipes, workloads
 from sparkwright.cherry_picks import effects
 from sparkwright.core import pages, strict_yaml
 from sparkwright.gates import throughput

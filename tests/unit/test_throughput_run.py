@@ -28,8 +28,7 @@ from tests.support import fake_openai_server, processes, refserved, thread_load
 from sparkwright.bench import results
 from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, LoadSpec, Request
 from sparkwright.bench.machine import monitor, state_checks
-from sparkwright.bench.recipes import preflight, workloads
-from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes import preflight, recipe as recipes, workloads
 from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import LaunchPlan

@@ -21,8 +21,7 @@ from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.server import start_parts, warm_pack
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.builder import host_info
-from sparkwright.client.environment import MARKER as MARKER_FILE
-from sparkwright.client.environment import PACKS, Marker
+from sparkwright.client.environment import MARKER as MARKER_FILE, PACKS, Marker
 from sparkwright.client.records import WarmPack
 from sparkwright.core import process, store
 from sparkwright.forks.context import RunContext

@@ -7,8 +7,7 @@ from typing import Literal
 import msgspec
 
 from sparkwright.builder import BuildError
-from sparkwright.core.console import console
-from sparkwright.core.console import size as as_size
+from sparkwright.core.console import console, size as as_size
 
 #: A tampered wheel may have a finding per member; people read the first ones, ``--json`` has all.
 SHOWN = 40

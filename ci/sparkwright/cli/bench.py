@@ -17,8 +17,7 @@ from sparkwright.bench.machine import monitor
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.quick_look import QuickLook
-from sparkwright.bench.recipes import preflight, workloads
-from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes import preflight, recipe as recipes, workloads
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.server.client import Client, ServerInvalid

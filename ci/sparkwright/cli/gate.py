@@ -35,8 +35,7 @@ from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.files import list_folder, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import accuracy, numerics
-from sparkwright.gates.core import ladder
-from sparkwright.gates.core import policy as policies
+from sparkwright.gates.core import ladder, policy as policies
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.night import Night
 from sparkwright.gates.core.server_under_test import GateOptions

@@ -15,8 +15,7 @@ from packaging.version import Version
 from sparkwright.bench.model import checkpoint, hub, modules, prediction
 from sparkwright.bench.model.checkpoint import Checkpoint, ModelError
 from sparkwright.bench.model.prediction import Lever, Rate, Serving, StoredModel
-from sparkwright.bench.recipes import preflight, traps
-from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes import preflight, recipe as recipes, traps
 from sparkwright.bench.server import flags
 from sparkwright.cli import options
 from sparkwright.client.environment import default_prefix
@@ -32,8 +31,7 @@ from sparkwright.core.memory import (
 )
 from sparkwright.core.store import write_file
 from sparkwright.forks.context import RunContext
-from sparkwright.serving import ServeError, models
-from sparkwright.serving import environment as environments
+from sparkwright.serving import ServeError, environment as environments, models
 from sparkwright.serving.selection import Selection, select
 
 

@@ -10,15 +10,13 @@ import msgspec
 
 from sparkwright.audit import policy, report
 from sparkwright.audit.wheel import cached_audit
-from sparkwright.builder import configure, pins, pipeline, pylock, toolchain
-from sparkwright.builder import plan as arch_plan
+from sparkwright.builder import configure, pins, pipeline, plan as arch_plan, pylock, toolchain
 from sparkwright.builder.workspace import Workspace, source_tree
 from sparkwright.cherry_picks import series
 from sparkwright.cli import options
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.forks import fetch as sources
-from sparkwright.forks import package_index, resolve
+from sparkwright.forks import fetch as sources, package_index, resolve
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import (
     MACHINES,

@@ -15,8 +15,7 @@ from typing import Any
 import platformdirs
 
 from sparkwright import __version__
-from sparkwright.client import COMMANDS
-from sparkwright.client import install as installation
+from sparkwright.client import COMMANDS, install as installation
 from sparkwright.client.environment import Marker, Prefix, default_prefix
 from sparkwright.client.errors import ClientError
 from sparkwright.client.folders import without_links

@@ -20,8 +20,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from sparkwright.bench.records import Count, Share
-from sparkwright.bench.server.client import REASONS as SERVER_REASONS
-from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.client import REASONS as SERVER_REASONS, Client, ServerInvalid
 from sparkwright.builder import pylock, toolchain
 from sparkwright.builder.pylock import LockedWheel
 from sparkwright.core import process

@@ -30,8 +30,7 @@ from msgspec import Meta
 
 from sparkwright.bench.recipes.recipe import KERNEL_CLASS, KernelContract, Recipe
 from sparkwright.bench.records import Count
-from sparkwright.bench.server.client import REASONS as SERVER_REASONS
-from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.client import REASONS as SERVER_REASONS, Client, ServerInvalid
 from sparkwright.bench.server.server_log import LogInvalid, LogPattern, compile_patterns, scan
 from sparkwright.bench.server.server_process import Server
 from sparkwright.cherry_picks.patch import DeclaredChange

@@ -18,8 +18,12 @@ from typing import NamedTuple
 import numpy as np
 
 from sparkwright.bench.recipes.recipe import Ability, Recipe
-from sparkwright.bench.server.client import REASONS as SERVER_REASONS
-from sparkwright.bench.server.client import Client, Completion, ServerInvalid
+from sparkwright.bench.server.client import (
+    REASONS as SERVER_REASONS,
+    Client,
+    Completion,
+    ServerInvalid,
+)
 from sparkwright.core.console import one_line
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.gates import dirty_text, logprobs, text_checks
@@ -37,8 +41,7 @@ from sparkwright.gates.core.verdict import (
     passed,
 )
 from sparkwright.gates.dirty_text import DirtyText, StockText
-from sparkwright.gates.logprobs import REASONS as REFERENCE_REASONS
-from sparkwright.gates.logprobs import Row
+from sparkwright.gates.logprobs import REASONS as REFERENCE_REASONS, Row
 from sparkwright.gates.long_text import filled_text, long_text
 from sparkwright.gates.text_checks import Chat, Deep, GenerationPolicy, Profile
 

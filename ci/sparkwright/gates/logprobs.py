@@ -43,8 +43,13 @@ from numpy.typing import NDArray
 from scipy.special import rel_entr
 
 from sparkwright.bench.records import Positive, Share
-from sparkwright.bench.server.client import REASONS as SERVER_REASONS
-from sparkwright.bench.server.client import Client, Completion, ServerInvalid, TokenId
+from sparkwright.bench.server.client import (
+    REASONS as SERVER_REASONS,
+    Client,
+    Completion,
+    ServerInvalid,
+    TokenId,
+)
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.states import State
 from sparkwright.gates.core import server_under_test

@@ -26,8 +26,7 @@ from msgspec import Meta
 
 from sparkwright.bench.machine import watchdog
 from sparkwright.bench.records import Count, Positive
-from sparkwright.bench.server.client import REASONS as SERVER_REASONS
-from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.server.client import REASONS as SERVER_REASONS, Client, ServerInvalid
 from sparkwright.core import memory
 from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes

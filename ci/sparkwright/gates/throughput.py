@@ -24,8 +24,7 @@ from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.model.checkpoint import model_digest
-from sparkwright.bench.recipes import preflight, workloads
-from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes import preflight, recipe as recipes, workloads
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CellResult, Measurement, Result, Series, Subject

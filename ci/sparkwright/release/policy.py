@@ -12,8 +12,7 @@ import msgspec
 from packaging.requirements import Requirement
 
 from sparkwright.audit import policy as audit_policy
-from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.recipes import workloads
+from sparkwright.bench.recipes import recipe as recipes, workloads
 from sparkwright.client.records import FileEdit, Name, Overlay
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError

@@ -12,8 +12,7 @@ import msgspec
 
 from sparkwright.bench.machine import watchdog
 from sparkwright.bench.model.checkpoint import ModelError, model_digest
-from sparkwright.bench.recipes import preflight
-from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes import preflight, recipe as recipes
 from sparkwright.bench.recipes.recipe import Recipe, RecipeError
 from sparkwright.client.records import Channel, Missing, line
 from sparkwright.core.console import console

@@ -20,8 +20,7 @@ from msgspec.structs import replace
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.model.modules import ModuleAudit
-from sparkwright.bench.recipes import preflight
-from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes import preflight, recipe as recipes
 from sparkwright.bench.recipes.preflight import CACHE
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.records import Reason
@@ -35,8 +34,7 @@ from sparkwright.core.arguments import SECRET, redact
 from sparkwright.core.errors import StoreError, UsageError
 from sparkwright.core.memory import GIB, CacheShape, MachineMemory, ServerMemory
 from sparkwright.core.process import CACHES, cache_variables
-from sparkwright.serving import ServeError, models
-from sparkwright.serving import environment as environments
+from sparkwright.serving import ServeError, environment as environments, models
 from sparkwright.serving.environment import ServingEnvironment
 from sparkwright.serving.models import LocalModel
 

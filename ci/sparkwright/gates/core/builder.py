@@ -19,8 +19,7 @@ from sparkwright.audit.report import AuditReport
 from sparkwright.audit.wheel import cached_audit, read_subject
 from sparkwright.bench.model import slim
 from sparkwright.bench.model.checkpoint import model_digest
-from sparkwright.bench.recipes import preflight
-from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes import preflight, recipe as recipes
 from sparkwright.bench.server import wheel_identity
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.builder import toolchain

@@ -27,11 +27,9 @@ from msgspec.structs import replace
 
 from sparkwright import __version__
 from sparkwright.audit import wheel as wheels
-from sparkwright.bench import report as view
-from sparkwright.bench import results
+from sparkwright.bench import report as view, results
 from sparkwright.bench.model.checkpoint import model_digest
-from sparkwright.bench.recipes import preflight, workloads
-from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes import preflight, recipe as recipes, workloads
 from sparkwright.bench.records import Metric
 from sparkwright.bench.results import Result
 from sparkwright.bench.server import warm_pack, wheel_identity

@@ -22,8 +22,7 @@ from msgspec.structs import replace
 
 from sparkwright.bench.machine.state_checks import REASONS as MEMORY_REASONS
 from sparkwright.bench.model.checkpoint import model_digest
-from sparkwright.bench.recipes import preflight
-from sparkwright.bench.recipes import recipe as recipes
+from sparkwright.bench.recipes import preflight, recipe as recipes
 from sparkwright.bench.server import flags, wheel_identity
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import GATED, LaunchPlan
