@@ -72,11 +72,6 @@ class DeviceImage(msgspec.Struct, frozen=True):
     sha256: str = ""
     kernels: tuple[str, ...] = ()
 
-    @property
-    def driver_target(self) -> str:
-        """The target for which a driver takes it: that of the table if the code states none."""
-        return self.listed if self.target.endswith("?") else self.target
-
 
 class DeviceCode(msgspec.Struct, frozen=True):
     """
@@ -196,7 +191,8 @@ def gains(images: Iterable[DeviceImage], device: tuple[int, int]) -> dict[str, i
     units: dict[int, dict[str, list[str]]] = {}
     for image in images:
         unit = units.setdefault(image.container, {"cubin": [], "ptx": []})
-        unit[image.kind].append(image.driver_target)
+        # A driver takes the target of the table if the code states none.
+        unit[image.kind].append(image.listed if image.target.endswith("?") else image.target)
     numbers = Counter(support_level(unit["cubin"], unit["ptx"], device) for unit in units.values())
     return {name: numbers[name] for name in SUPPORT_LEVELS if numbers[name]}
 

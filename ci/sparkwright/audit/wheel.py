@@ -540,13 +540,14 @@ class LibraryAudit:
             wants = wants.without(reasons, compiled=name in record.transplant.libraries)
         self._role = wants.role if wants else "unknown"
         self._wants = wants or LibraryPolicy("", "base", "No policy names it.")
-        self._device = policy.device
         self._policy = policy
         #: Units of this library, and those that are linked into several.
         self._units = [unit for unit in record.units if unit.library in (name, "")]
         self.findings: list[AuditFinding] = []
         #: What the library asks of its machine; None if it cannot be read.
         self.shared: elf.SharedObject | None = None
+        if self._role == "unknown" and ours:
+            self._find("library-unknown", f"no policy for {about.name} names it")
 
     def _find(
         self,
@@ -573,7 +574,6 @@ class LibraryAudit:
             disk-full: There is no room for a cubin beside the library.
         """
         library = AuditedLibrary(member.name, member.sha256, member.size, self._role)
-        self._check_named()
         try:
             with elf.mapped(member.path) as data:
                 self.shared = shared = elf.shared_object(data)
@@ -591,7 +591,6 @@ class LibraryAudit:
 
     def inspect_cubins(self, cubins: Sequence[tuple[Member, DeviceImage]]) -> AuditedLibrary:
         """Return what the *cubins* hold, which are files of a folder of the wheel."""
-        self._check_named()
         code = DeviceCode(tuple(image for _, image in cubins))
         digest = sha256_bytes(canonical(sorted(member.sha256 for member, _ in cubins)))
         return AuditedLibrary(
@@ -601,12 +600,8 @@ class LibraryAudit:
             self._role,
             cubins=code.counts("cubin"),
             device_code=digest,
-            spark=device_code.gains(code.images, self._device),
+            spark=device_code.gains(code.images, self._policy.device),
         )
-
-    def _check_named(self) -> None:
-        if self._role == "unknown" and self._ours:
-            self._find("library-unknown", f"no policy for {self._about.name} names it")
 
     # Host code.
 
@@ -740,17 +735,15 @@ class LibraryAudit:
         )
         if code.fault:
             self._find("device-unreadable", code.fault)
-        levels = device_code.gains(code.images, self._device)
+        levels = device_code.gains(code.images, self._policy.device)
         if compiled and code.images:
             if self._ours:
                 self._check_archs(code.images)
                 self._check_units(code.images)
                 library = self._check_kernels(library, kernels)
             elif not levels.keys() & MACHINE_CODE:
-                self._find(
-                    "code-missing",
-                    f"no machine code in it is for a GPU of SM {elf.version_text(self._device)}",
-                )
+                gpu = elf.version_text(self._policy.device)
+                self._find("code-missing", f"no machine code in it is for a GPU of SM {gpu}")
         return replace(
             library,
             device_code=code.digest,

@@ -34,7 +34,6 @@ import msgspec
 
 from sparkwright.builder import BuildError, launcher, pylock, toolchain
 from sparkwright.builder.sandbox import Sandbox
-from sparkwright.builder.toolchain import Toolchain
 from sparkwright.core import process, strict_yaml
 from sparkwright.core.console import console, duration
 from sparkwright.core.files import content_key
@@ -229,7 +228,7 @@ class BuildFolder:
     def __init__(
         self,
         context: RunContext,
-        tools: Toolchain,
+        tools: toolchain.Toolchain,
         fork: str,
         work: Path,
         sandbox: Sandbox,

@@ -159,7 +159,9 @@ class Sandbox(msgspec.Struct, frozen=True):
                 failure = error
             finally:
                 proxy.shutdown(socket.SHUT_RDWR)  # this ends the thread's wait for a connection
-        attempts = _unanswered(counters)
+        # How many packets of programs met no host or port.
+        text = counters.read_text("ascii") if counters.exists() else ""
+        attempts = sum(map(int, _UNANSWERED.findall(text)))
         counters.unlink(missing_ok=True)
         if wanted or attempts:
             lines = log.read_text("utf-8", "replace").splitlines()[1:]  # the first is the command
@@ -174,12 +176,6 @@ class Sandbox(msgspec.Struct, frozen=True):
             ) from failure
         if failure:
             raise failure
-
-
-def _unanswered(counters: Path) -> int:
-    """Return how many packets of programs met no host or port, by the file *counters*."""
-    text = counters.read_text("ascii") if counters.exists() else ""
-    return sum(map(int, _UNANSWERED.findall(text)))
 
 
 def _refuse(proxy: socket.socket, wanted: list[str]) -> None:

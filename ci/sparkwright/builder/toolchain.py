@@ -22,7 +22,6 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +31,6 @@ from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
 from sparkwright.builder import pylock
-from sparkwright.builder.pylock import LockedWheel
 from sparkwright.core import process, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError
@@ -416,14 +414,16 @@ def disassembler(context: RunContext) -> Path:
     return root / "nvidia" / "cu13" / "bin"
 
 
-def environment_folder(context: RunContext, title: str, wheels: Sequence[LockedWheel]) -> Path:
+def environment_folder(
+    context: RunContext, title: str, wheels: Sequence[pylock.LockedWheel]
+) -> Path:
     """Return the folder of the environment of exactly the *wheels*, which may not exist yet."""
     key = content_key(title, {"wheels": wheels, "python": platform.python_version()})
     return context.store.root / "environments" / f"{title}-{key[:16]}"
 
 
 def locked_environment(
-    context: RunContext, title: str, wheels: Sequence[LockedWheel], machine: str = ""
+    context: RunContext, title: str, wheels: Sequence[pylock.LockedWheel], machine: str = ""
 ) -> Path:
     """
     Return the environment of exactly the *wheels*, which is made on first use.
@@ -452,7 +452,11 @@ def fill_once(store: Store, root: Path) -> Iterator[bool]:
 
 
 def install(
-    context: RunContext, root: Path, wheels: Sequence[LockedWheel], title: str, machine: str = ""
+    context: RunContext,
+    root: Path,
+    wheels: Sequence[pylock.LockedWheel],
+    title: str,
+    machine: str = "",
 ) -> None:
     """
     Make the environment *root* of exactly the *wheels*.
@@ -474,7 +478,7 @@ def install(
         UV_OFFLINE="1",
         UV_LINK_MODE="hardlink",
     )
-    run = partial(process.run, log=log, env=env)
+    run = functools.partial(process.run, log=log, env=env)
     uv = find_uv_bin()
     with console.step(f"{title}: {len(wheels)} locked wheels"):
         files = pylock.download(context.store, wheels, offline=context.offline)
@@ -585,7 +589,7 @@ def target_key(context: RunContext, tools: Toolchain) -> str:
     )
 
 
-def linked_wheels(context: RunContext) -> tuple[LockedWheel, ...]:
+def linked_wheels(context: RunContext) -> tuple[pylock.LockedWheel, ...]:
     """Return the wheels that libraries for the machine of *context* are linked against."""
     chosen = pylock.selection(platform.python_version(), context.machine)
     wheels = pylock.wheels(context.project, **chosen)

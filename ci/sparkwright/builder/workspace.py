@@ -25,7 +25,6 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import FileError
 from sparkwright.forks import fetch
 from sparkwright.forks.context import RunContext
-from sparkwright.forks.fetch import FetchedSource
 
 #: Bytes of a line that a message shows.
 _LONGEST_LINE = 100
@@ -368,7 +367,7 @@ class SourceTree(msgspec.Struct, frozen=True):
     """
 
     fork: str
-    source: FetchedSource
+    source: fetch.FetchedSource
     patched: str
     tree: str
     steps: tuple[AppliedPatch, ...]

@@ -15,7 +15,6 @@ import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import msgspec
@@ -30,7 +29,6 @@ from sparkwright.client.records import Channel, ReleaseName
 from sparkwright.core import files
 from sparkwright.core.console import console
 from sparkwright.core.errors import FileError, PythonError
-from sparkwright.core.files import Sha256
 from sparkwright.core.process import CACHES
 from sparkwright.core.store import UNFINISHED, write_file
 
@@ -77,10 +75,10 @@ class Marker(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
     index: str
     python: str
-    key: Sha256
+    key: files.Sha256
     packages: dict[str, str]
     channel: Channel
-    wheels: dict[str, Sha256]
+    wheels: dict[str, files.Sha256]
     listing: str = ""
     packs: dict[str, int] = {}
 
@@ -121,7 +119,7 @@ class Prefix:
         if not files.is_utf8(self.root):
             raise PythonError("environment-unusable", f"{self.root} is not UTF-8.")
 
-    def locked(self) -> AbstractContextManager[None]:
+    def locked(self) -> contextlib.AbstractContextManager[None]:
         """Make the folder, and keep other runs that make or remove environments out of it."""
         return locked_folder(self.root)
 

@@ -4,7 +4,6 @@ import contextlib
 import os
 import shutil
 import stat
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from sparkwright.core.errors import StoreError
@@ -69,7 +68,7 @@ def without_links(path: Path) -> Path:
 
 def locked_folder(
     folder: Path, name: str = ".lock", *, wait: bool = True, seconds: float = -1
-) -> AbstractContextManager[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Hold the lock *name* of *folder*, which is made as by `own_folder`, as `locked`."""
     return locked(own_folder(folder) / name, str(folder), wait=wait, seconds=seconds)
 

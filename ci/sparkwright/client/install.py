@@ -59,7 +59,6 @@ from sparkwright.core import process
 from sparkwright.core.console import console
 from sparkwright.core.errors import PythonError
 from sparkwright.core.files import content_key, sha256_bytes
-from sparkwright.core.process import CACHES, cache_variables
 from sparkwright.core.store import flush, replacing, translate_disk_full, write_file
 from sparkwright.core.zips import INSTALLER_FILES
 
@@ -233,7 +232,7 @@ def make_current(
         environment-broken, command-failed, disk-full: It could not be made, and was removed.
     """
     folder = prefix.environment_folder(marker.name)
-    replaced = {**replaced, "caches.env": _shell_variables(cache_variables(folder))}
+    replaced = {**replaced, "caches.env": _shell_variables(process.cache_variables(folder))}
     new = prefix.work_folder() / marker.name
     try:
         with console.step(f"installing into {folder}"):
@@ -285,7 +284,7 @@ def _make(
     uv([find_uv_bin(), "pip", "sync", "--python", folder / "bin/python", *options, lock])
     for file, data in replaced.items():
         write_file(folder / file, data)
-    own_folder(folder, CACHES)
+    own_folder(folder, process.CACHES)
     actual = environment.describe(folder)
     _compare_with_wheels(folder, cache, wheels, replaced, empty, actual)
     for file in actual:
@@ -366,7 +365,7 @@ def add_packs(prefix: Prefix, cache: Path, index: Index, recipe: str) -> list[Wa
                 )
             url = index.join(pack.url or pack.path)
             wheels.append(LockedWheel(recipe, "", pack.name, url, pack.sha256, pack.size))
-        folder = own_folder(prefix.environment_folder(marker.name), CACHES, PACKS)
+        folder = own_folder(prefix.environment_folder(marker.name), process.CACHES, PACKS)
         with locked_folder(cache), translate_disk_full(folder):
             remove_unfinished(folder)
             for pack, path in zip(packs, locked_wheels.obtain(cache, wheels), strict=True):

@@ -199,8 +199,8 @@ def obtain(cache: Path, wheels: Sequence[LockedWheel]) -> list[Path]:
             if not good
         ]
         size, stopped = sum(wheel.size for wheel, _ in pairs), threading.Event()
-        parts = [part for part in (_partial(path) for _, path in pairs) if part.is_file()]
-        check_room(cache, size - sum(part.stat().st_size for part in parts))
+        parts = [path.with_name(f"{path.name}.part") for _, path in pairs]
+        check_room(cache, size - sum(part.stat().st_size for part in parts if part.is_file()))
         arrived = {wheel.sha256: 0 for wheel, _ in pairs}
         with console.progress("wheels", size, "bytes") as line:
 
@@ -245,10 +245,6 @@ def _is_valid(wheel: LockedWheel, path: Path) -> bool:
     return False
 
 
-def _partial(path: Path) -> Path:
-    return path.with_name(f"{path.name}.part")
-
-
 def _download(
     wheel: LockedWheel,
     path: Path,
@@ -256,7 +252,7 @@ def _download(
     stopped: threading.Event,
 ) -> None:
     """Download *wheel* to *path*."""
-    partial = _partial(path)
+    partial = path.with_name(f"{path.name}.part")
     if partial.is_symlink() or (partial.exists() and partial.stat().st_nlink > 1):
         partial.unlink()
     try:

@@ -17,7 +17,6 @@ from sparkwright.client.records import FileEdit, Name, Overlay
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import canonical, sha256_bytes
-from sparkwright.core.strict_yaml import Prose
 from sparkwright.forks.stack import Project, capability, stack_names
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED
@@ -128,7 +127,7 @@ class SetRule(_Record, frozen=True):
     requires: tuple[Text, ...] = ()
     overrides: tuple[Override, ...] = ()
     overlays: tuple[Overlay, ...] = ()
-    inexact_records: dict[Name, Prose] = {}
+    inexact_records: dict[Name, strict_yaml.Prose] = {}
     edits: tuple[FileEdit, ...] = ()
 
     def __post_init__(self) -> None:

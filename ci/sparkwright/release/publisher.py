@@ -20,7 +20,6 @@ from packaging.version import Version
 
 import sparkwright
 from sparkwright.builder.wheel import archive
-from sparkwright.builder.wheel.archive import WheelName
 from sparkwright.client.errors import ClientError
 from sparkwright.client.index import CARRIED_ADDRESS, CARRIED_ROOT
 from sparkwright.client.records import (
@@ -107,10 +106,6 @@ class Publisher:
     def _index(self) -> IndexFolder:
         return IndexFolder(self.folder, pin=self.policy.file.root)
 
-    def _require_gpu(self, index: IndexFolder) -> None:
-        """Raise `release-gpu-foreign` if *index* holds releases for another GPU."""
-        release_draft.require_gpu(self.policy, {"the index": index.facts.gpu})
-
     def publish(
         self,
         wheels: Sequence[Path],
@@ -147,7 +142,7 @@ class Publisher:
                 f"There is no index in {self.folder}, and ci/release.yaml names the root of one.",
             )
         if index.exists:
-            self._require_gpu(index)
+            release_draft.require_gpu(self.policy, {"the index": index.facts.gpu})
         url = self._url(index, url)
         contents: release_draft.Contents = {}
         facts = release_draft.read_wheels(self.context, self.policy, wheels)
@@ -212,7 +207,7 @@ class Publisher:
             index-damaged: A file of the release is not what was published.
         """
         index = self.open()
-        self._require_gpu(index)
+        release_draft.require_gpu(self.policy, {"the index": index.facts.gpu})
         entry, stack = index.entry(name), self.context.project.stack
         if entry.state.channel != "candidate" or entry.state.stack != stack:
             raise ClientError(
@@ -396,7 +391,7 @@ def write_client(
     for path, data in ((CARRIED_ADDRESS, lines), (CARRIED_ROOT, root)):
         files[f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}"] = data
     distribution = project["name"].replace("-", "_")
-    name = WheelName(distribution, sparkwright.__version__, "py3-none-any").labelled(label)
+    name = archive.WheelName(distribution, sparkwright.__version__, "py3-none-any").labelled(label)
     extras = project["optional-dependencies"].items()
     optional = [f'{line}; extra == "{extra}"' for extra, lines in extras for line in lines]
     metadata = [

@@ -13,11 +13,9 @@ from urllib.parse import quote
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright import __version__
 from sparkwright.builder import pylock
 from sparkwright.client import install, locked_wheels
 from sparkwright.client.errors import ClientError
-from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.client.records import (
     LARGEST_PACK,
     ForkSource,
@@ -277,7 +275,7 @@ def _lock(
 ) -> ReleaseLock:
     """Return the locked set of *machine*, whose file is added to *contents*."""
     own = {
-        LockedWheel(
+        locked_wheels.LockedWheel(
             wheel.project,
             wheel.version,
             wheel.name,
@@ -363,27 +361,19 @@ def provenance(wheel: wheel_facts.WheelFacts, lock_digest: str = "") -> bytes:
         lock_digest: The sha256 of ``forks/<stack>/lock.yaml``; empty if there is none.
     """
     source, record = wheel.source, wheel.record
-    external = {
-        "fork": source.name,
-        "project": wheel.project,
-        "version": wheel.version,
-        "machine": wheel.machine,
-        "built": source.built,
-        "stack": wheel.stack,
-        "arch": record.arch if record else "",
-    }
-    internal: dict[str, Any] = {
-        "cuda": source.cuda,
-        "sites": source.sites,
-        "sourceTree": source.source_tree,
-        "isolation": source.isolation or "none recorded",
-    }
-    if record:
-        internal |= {"compiler": record.compiler, "plan": record.plan, "inputs": record.inputs}
+    assert record, "the wheels of a draft were read"
+    patches = [
+        {
+            "name": patch.name,
+            "digest": {"sha256": patch.sha256},
+            "annotations": {"patch": patch.subject, "pick": str(patch.pick or "")},
+        }
+        for patch in source.patches
+    ]
     dependencies = {
         "the official wheel": source.base,
         "lock.yaml": lock_digest,
-        "toolchain": record.tools if record else "",
+        "toolchain": record.tools,
     }
     document = {
         "_type": "https://in-toto.io/Statement/v1",
@@ -392,29 +382,29 @@ def provenance(wheel: wheel_facts.WheelFacts, lock_digest: str = "") -> bytes:
         "predicate": {
             "buildDefinition": {
                 "buildType": "urn:sparkwright:build:v1",
-                "externalParameters": _present(external),
-                "internalParameters": _present(internal),
-                "resolvedDependencies": [
-                    _upstream(source),
-                    *(
-                        {
-                            "name": patch.name,
-                            "digest": {"sha256": patch.sha256},
-                            "annotations": _present(
-                                {"patch": patch.subject, "pick": str(patch.pick or "")}
-                            ),
-                        }
-                        for patch in source.patches
-                    ),
-                    *_by_hash(dependencies),
-                ],
+                "externalParameters": {
+                    "fork": source.name,
+                    "project": wheel.project,
+                    "version": wheel.version,
+                    "machine": wheel.machine,
+                    "built": source.built,
+                    "stack": wheel.stack,
+                    "arch": record.arch,
+                },
+                "internalParameters": {
+                    "cuda": source.cuda,
+                    "sites": source.sites,
+                    "sourceTree": source.source_tree,
+                    "isolation": source.isolation or "none recorded",
+                    "compiler": record.compiler,
+                    "plan": record.plan,
+                    "inputs": record.inputs,
+                },
+                "resolvedDependencies": [_upstream(source), *patches, *_by_hash(dependencies)],
             },
             "runDetails": {
-                "builder": {
-                    "id": BUILDER,
-                    "version": {"sparkwright": record.sparkwright if record else __version__},
-                },
-                "byproducts": _by_hash({"sbom": sha256_bytes(wheel.sbom)} if wheel.sbom else {}),
+                "builder": {"id": BUILDER, "version": {"sparkwright": record.sparkwright}},
+                "byproducts": _by_hash({"sbom": sha256_bytes(wheel.sbom) if wheel.sbom else ""}),
             },
         },
     }
@@ -427,7 +417,7 @@ def _upstream(source: ForkSource) -> dict[str, Any]:
     git = source.kind == "git"
     return {
         "name": source.name,
-        "digest": _present({**digest, "gitTree": source.tree}),
+        "digest": {**digest, "gitTree": source.tree},
         "annotations": {
             "origin": source.origin,
             "version": source.version,
@@ -440,9 +430,5 @@ def _upstream(source: ForkSource) -> dict[str, Any]:
 def _by_hash(files: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the *files*, name → sha256, that there are."""
     return [
-        {"name": name, "digest": {"sha256": sha256}} for name, sha256 in _present(files).items()
+        {"name": name, "digest": {"sha256": sha256}} for name, sha256 in files.items() if sha256
     ]
-
-
-def _present(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value}

@@ -22,7 +22,6 @@ from sparkwright.gates.core.ladder import SERVED, is_transient
 from sparkwright.gates.core.verdict import Verdict
 from sparkwright.release import policy as release_policy
 from sparkwright.release.errors import ReleaseError
-from sparkwright.release.policy import ReleasePolicy
 
 #: The reference of a kernel's log that this user may not read.
 HIDDEN = "kernel-log-hidden"
@@ -123,7 +122,7 @@ def model_folder(models: Path, recipe: str) -> Path:
 def settled(
     verdicts: Sequence[Verdict],
     request: ReleaseRequest,
-    policy: ReleasePolicy,
+    policy: release_policy.ReleasePolicy,
     host: Mapping[str, str],
     models: Path,
 ) -> bool:
@@ -172,7 +171,9 @@ def _unfit(recipe: Recipe, versions: Sequence[str], label: str) -> str:
     return ""
 
 
-def _recipe(policy: ReleasePolicy, recipe: Recipe, models: Path | None) -> Iterator[Missing]:
+def _recipe(
+    policy: release_policy.ReleasePolicy, recipe: Recipe, models: Path | None
+) -> Iterator[Missing]:
     """Yield what *recipe*, or its model in *models*, lacks."""
     wanted = policy.file.gates["G6"].wanted if "G6" in policy.file.required else ()
     for task in (name.removesuffix("-floor") for name in wanted if name.endswith("-floor")):

@@ -84,8 +84,8 @@ def official_wheel(context: RunContext) -> FileLock:
     Raises:
         not-provided: The stack has none for this machine.
     """
-    locked = [context.lock.forks[fork].bases.get(context.machine) for fork in context.forks]
-    bases = [base for base in locked if base]
+    locked = (context.lock.forks[fork].bases.get(context.machine) for fork in context.forks)
+    bases = list(filter(None, locked))
     if len(bases) != 1:
         raise SourceError(
             "not-provided",

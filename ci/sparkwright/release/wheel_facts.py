@@ -20,7 +20,6 @@ from sparkwright.bench.server import wheel_identity
 from sparkwright.builder.pipeline import BuildRecord
 from sparkwright.builder.wheel.archive import BUILD_RECORD, SBOM, WheelName
 from sparkwright.client import locked_wheels
-from sparkwright.client.locked_wheels import CheckedWheel, LockedWheel
 from sparkwright.client.records import (
     ForkSource,
     Machine,
@@ -66,7 +65,7 @@ class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
     sbom: bytes = b""
     record: BuildRecord | None = None
     isolated: bool | None = None
-    checked: CheckedWheel | None = None
+    checked: locked_wheels.CheckedWheel | None = None
 
 
 def read_all(paths: Sequence[Path]) -> tuple[WheelFacts, ...]:
@@ -136,7 +135,7 @@ def _record(name: WheelName, text: bytes | None) -> BuildRecord:
 def _read(path: Path) -> WheelFacts:
     name = WheelName.parse(path.name)
     project = canonicalize_name(name.distribution)
-    locked = LockedWheel(project, name.version, path.name, url="", sha256="")
+    locked = locked_wheels.LockedWheel(project, name.version, path.name, url="", sha256="")
     checked = locked_wheels.check_wheel(locked, path, SITE)
     info = checked.info.rpartition("/")[2]
     with zip_file(path) as wheel:

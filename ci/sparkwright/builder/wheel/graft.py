@@ -17,7 +17,6 @@ from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.plan import PlannedUnit
 from sparkwright.builder.toolchain import ForkEnvironment
 from sparkwright.builder.wheel import archive, elf, gpu_target
-from sparkwright.builder.wheel.gpu_target import parsed, taken
 from sparkwright.builder.workspace import SourceTree
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.zips import records, zip_file, zip_members
@@ -51,7 +50,7 @@ def omissions(
     Raises:
         omission-idle: An entry of environment.yaml matches nothing.
     """
-    gpu = parsed(f"sm_{arch.replace('.', '')}")[:2]
+    gpu = gpu_target.parsed(f"sm_{arch.replace('.', '')}")[:2]
     reasons, files, trimmed, idle = dict[str, str](), set[str](), dict[str, bytes](), list[str]()
     with zip_file(base) as wheel:
         members = zip_members(wheel, base.name).keys() - {*replaced}
@@ -71,7 +70,7 @@ def omissions(
             except elf.ElfUnreadable:
                 # The audit says so.
                 continue
-            usable = [taken(unit, gpu) for unit in units]
+            usable = [gpu_target.taken(unit, gpu) for unit in units]
             if usable == units:
                 continue
             if any(usable):
@@ -226,7 +225,7 @@ def unit_manifest(
             unit.gencode,
             _device_code(build / unit.object),
         )
-        for unit in sorted(units, key=lambda unit: (unit.target, unit.source))
+        for unit in sorted(units)
     )
 
 

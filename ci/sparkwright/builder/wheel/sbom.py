@@ -9,7 +9,7 @@ random number: its serial number follows from its content, and equal inputs give
 """
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
@@ -70,19 +70,9 @@ def document(
         properties=properties,
         purl=_index_url(project, name.version),
         components=[
-            _component(
-                f"library/{member}",
-                member,
-                kind="file",
-                sha256=sha256,
-                properties={"library:origin": origin},
-            )
-            for origin, hashes in (
-                ("compiled", compiled),
-                ("base", inherited),
-                ("base, trimmed", trimmed),
-            )
-            for member, sha256 in sorted(hashes.items())
+            *_libraries("compiled", compiled),
+            *_libraries("base", inherited),
+            *_libraries("base, trimmed", trimmed),
         ],
         pedigree={"ancestors": ancestors, "patches": patches},
     )
@@ -111,6 +101,15 @@ def document(
     sha256 = sha256_bytes(canonical(content))
     content["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_OID, sha256).urn
     return msgspec.json.format(canonical(content)) + b"\n"
+
+
+def _libraries(origin: str, hashes: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the libraries of a wheel that have one origin: member → sha256."""
+    for member, sha256 in sorted(hashes.items()):
+        properties = {"library:origin": origin}
+        yield _component(
+            f"library/{member}", member, kind="file", sha256=sha256, properties=properties
+        )
 
 
 def _vendored(name: str, entry: VendoredLock) -> dict[str, Any]:

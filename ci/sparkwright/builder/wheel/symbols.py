@@ -62,8 +62,8 @@ def set_key(context: RunContext) -> str:
     The hashes differ by Python and the libraries do not, so a stored audit also serves a host with
     another Python.
     """
-    wheels = [filename for _, filename, _ in toolchain.linked_wheels(context)]
-    releases = sorted("-".join(filename.split("-")[:2]) for filename in wheels)
+    wheels = toolchain.linked_wheels(context)
+    releases = sorted("-".join(filename.split("-")[:2]) for _, filename, _ in wheels)
     return content_key("symbols", {"releases": releases, "machine": context.machine, "form": 4})
 
 
