@@ -3,6 +3,7 @@
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -157,6 +158,21 @@ def test_a_budget_that_is_too_short_ends_in_a_page_of_rows_that_did_not_run(
     assert text.count("budget-spent") >= list(states.values()).count("not-run")
     assert text.index("Not verified for toy-cpu") < text.index("against stock")
     assert (tmp_path / "stock" / "launches").exists() == (minutes > 1)
+
+
+def test_what_passed_of_the_sources_needs_neither_them_nor_another_run(words: list[str], tmp_path: Path) -> None:
+    """A night elsewhere, with nothing but the wheel and its verdicts; another policy's pass does not count."""
+    main.run([*words, "--only", "G1"])
+    (document,) = (tmp_path / "out").glob("*.verdicts.json")
+    before = ladder.read_verdicts(document.read_bytes()).attempts
+    context = options.checkout(main.parse(words))
+    shutil.rmtree(context.store.root / "records" / "source-tree")
+    with refusal("gate-not-run"):
+        main.run([*words, "--profile", "fluent", "--only", "G1", "--only", "G4", "--hours", "0.01"])
+    assert ladder.read_verdicts(document.read_bytes()).attempts == before
+    refserved.edit(tmp_path / "project" / "ci" / "gates" / "numerics.yaml", memory=4097)
+    with refusal("gate-unprepared"):
+        main.run([*words, "--only", "G1", "--only", "G4", "--hours", "0.01"])
 
 
 def test_a_stock_wheel_that_does_not_start_costs_only_what_compares_with_it(

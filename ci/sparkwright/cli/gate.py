@@ -37,7 +37,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.gates import accuracy, numerics
 from sparkwright.gates.core import ladder, policy as policies
 from sparkwright.gates.core.builder import GateBuilder
-from sparkwright.gates.core.night import Night
+from sparkwright.gates.core.night import Night, lasting_passes
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import GateError, Ladder
 from sparkwright.gates.throughput_run import ThroughputPolicy
@@ -303,8 +303,11 @@ def _prepare(
             "request",
             lambda: request.require(context, [recipe.name], "candidate", models=model, **machine),
         )
-        if "G1" in names:
-            if forks := numerics.missing_trees(context, policies.load(root).numerics):
+        gate_policies, wheel = policies.load(root), gate_options.wheel
+        verdicts = ladder.wheel_verdicts(context.output, sha256_file(wheel)) if wheel else []
+        passed = lasting_passes(gate_policies, verdicts, ladder.host_facts())
+        if "G1" in names and "G1" not in passed:
+            if forks := numerics.missing_trees(context, gate_policies.numerics):
                 lacking.append(f"patched sources: of {', '.join(forks)}. Run sparkwright apply.")
             obtain("C++ compiler", toolchain.host_compiler)
     if arguments.baseline:
@@ -393,8 +396,7 @@ def _check_request(context: RunContext, arguments: argparse.Namespace) -> dict[s
     console.result(f"{required.stack} ({versions}) is served by {' '.join(required.recipes)}")
     settled = False
     if models and path:
-        stored = ladder.read_documents(context.output, sha256_file(path))
-        verdicts = [verdict for each in stored for verdict in each.verdicts]
+        verdicts = ladder.wheel_verdicts(context.output, sha256_file(path))
         rules = policy.load(context.project.root, context.project.spec.arch)
         settled = request.settled(verdicts, required, rules, ladder.host_facts(), models)
     return {**msgspec.structs.asdict(required), "settled": settled}

@@ -161,6 +161,12 @@ def read_documents(folder: Path, wheel: str) -> list[Ladder]:
     return [stored for stored in ladders if stored.wheel and stored.wheel.sha256 == wheel]
 
 
+def wheel_verdicts(folder: Path, wheel: str) -> list[Verdict]:
+    """Return the verdicts of all documents that `read_documents` returns."""
+    documents = read_documents(folder, wheel)
+    return [verdict for stored in documents for verdict in stored.verdicts]
+
+
 def verdict_digest(verdict: Verdict) -> str:
     """Return the sha256 by which an attempt names its *verdict*."""
     # Through its own type first, so that a count which is an integer here has the digest that it

@@ -11,13 +11,12 @@ the stock wheel alone, so the next wheel of ours takes it, too.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -160,6 +159,8 @@ def _packages(python: Path) -> list[str]:
 
 #: Checks that the answer names of a gate; the others are further down.
 NAMED = 3
+#: Gates of the wheel alone whose pass lasts → the facts of the machine with which it does.
+LASTING: Mapping[str, tuple[str, ...]] = {"G1": (), "G2": ("gpu", "driver")}
 
 
 class NightStep(msgspec.Struct, frozen=True):
@@ -243,6 +244,23 @@ def render_page(**values: Any) -> str:
     return template.render(gates=GATES, version=__version__, duration=duration, view=view, **values)
 
 
+def lasting_passes(
+    policies: GatePolicies, verdicts: Iterable[Verdict], host: Mapping[str, str]
+) -> dict[str, Verdict]:
+    """
+    Return the passes among the *verdicts* of a wheel that no night repeats, by gate: G1, which
+    needs no GPU, and G2 with the same GPU and driver as of *host*.
+    """
+    found = dict[str, Verdict]()
+    for verdict in verdicts:
+        if verdict.gate not in LASTING or verdict.state != "pass":
+            continue
+        here = all(verdict.host.get(fact) == host[fact] for fact in LASTING[verdict.gate])
+        if here and verdict.policy == policies.digest(verdict.gate):
+            found[verdict.gate] = verdict
+    return found
+
+
 class Night:
     """
     The night of a wheel and a recipe.
@@ -319,10 +337,13 @@ class Night:
         self._complete = self.reference / f"complete-{'-'.join(self._comparing)}"
         finished = self._folder / FINISHED
         steps = read_json(finished, dict[str, NightStep]) if finished.exists() else {}
-        documents = ladder.read_documents(self._context.output, self._subject.sha256)
-        verdicts = [verdict for document in documents for verdict in document.verdicts]
+        verdicts = ladder.wheel_verdicts(self._context.output, self._subject.sha256)
         # A step is not finished if its verdict was moved away, or replaced by a later attempt.
         self._steps = {name: step for name, step in steps.items() if step.verdict in verdicts}
+        for name, verdict in lasting_passes(self._policies, verdicts, self._host).items():
+            if name in self._names:
+                step = NightStep(name, "pass", "it passed before", verdict=verdict)
+                self._steps.setdefault(name, step)
 
     # The plan.
 
@@ -654,8 +675,7 @@ class Night:
     def _done(self) -> list[NightStep]:
         """The finished steps, and the gates that other runs of this wheel had, in their order."""
         done = [self._steps[name] for name in self._order if name in self._steps]
-        documents = ladder.read_documents(self._context.output, self._subject.sha256)
-        for verdict in itertools.chain.from_iterable(each.verdicts for each in documents):
+        for verdict in ladder.wheel_verdicts(self._context.output, self._subject.sha256):
             if verdict.gate not in self._names and verdict.recipe in ("", self._recipe.name):
                 message = f"{'; '.join(unmet(verdict))}, in another run"
                 done.append(
