@@ -12,7 +12,7 @@ from tests.support import fake_openai_server, refserved, standin
 
 from sparkwright.builder import pipeline, toolchain, workspace
 from sparkwright.cherry_picks import patch
-from sparkwright.cli import gate
+from sparkwright.cli import climb
 from sparkwright.core import store, strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -111,13 +111,13 @@ def test_the_demo_climbs_the_real_ladder_up_to_publish(
     }
     for fork, path in paths.items():
         if fork != "vllm":
-            audit = gate.climb(demo_session, GateOptions(wheel=path, only=("G0",)))
+            audit = climb.climb(demo_session, GateOptions(wheel=path, only=("G0",)))
             assert audit.states == {"G0": "pass"}
     options = GateOptions(
         wheel=paths["vllm"], python=refserved.environment(tmp_path / "environment", fake_openai_server.Behaviour()), serve=standin.model(tmp_path / "model"),
         recipe=RECIPE, profile="random", only=tuple(name for name in GATES if name not in ("G3", "G7")),
     )  # fmt: skip
-    ladder = gate.climb(demo_session, options, keep_going=True)
+    ladder = climb.climb(demo_session, options, keep_going=True)
     keys.make(tmp_path / "keys")
     publisher = Publisher(
         demo_session, tmp_path / "releases", keys.load([tmp_path / "keys"]), policy.load(project)

@@ -344,7 +344,7 @@ COMMANDS = "a%0A\n::stop-commands::x\n  ::add-mask::y\nb ##[error]z"
 
 
 def test_a_message_gives_github_no_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Notes, results, tables, documents and details of errors; a warning, a group and an error are one command with the whole text."""
+    """Notes, warnings, results, tables, documents and details of errors; an error is one command with the whole text."""
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     console = Console()
     console.warn(COMMANDS)
@@ -360,7 +360,7 @@ def test_a_message_gives_github_no_commands(capsys: pytest.CaptureFixture[str], 
 
     escaped = "a%250A%0A::stop-commands::x%0A  ::add-mask::y%0Ab ##[error]z"
     obeyed = [line for line in (out + err).splitlines() if line.lstrip().startswith("::") or "##[" in line]
-    assert obeyed == [f"::{name}::{escaped}" for name in ("warning", "error title=file-invalid", "group")] + ["::endgroup::"]
+    assert obeyed == [f"::error title=file-invalid::{escaped}"]
     assert json.loads(out[out.index("{") :])["text"] == COMMANDS
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 from tests.support import converters, fake_gpu, fatbins, processes, wheels
 
 from sparkwright.builder import host_info
-from sparkwright.cli import gate as gate_verb
+from sparkwright.cli import climb
 from sparkwright.core.process import Limits
 from sparkwright.gates import core, device, numerics, nvfp4, operators
 
@@ -181,7 +181,7 @@ def test_a_failing_driver_is_no_machine_without_a_gpu(tmp_path: Path, monkeypatc
     assert {(check.state, check.reason) for check in checks} == {("not-run", "driver-failing")}
     assert checks[0].message == "the driver is failing: NVIDIA-SMI has failed"
     assert core.ladder.host_facts()["driver"] == checks[0].message
-    assert gate_verb._machine(argparse.Namespace(gpu=None))["gpus"] == [checks[0].message]
+    assert climb._machine(argparse.Namespace(gpu=None))["gpus"] == [checks[0].message]
     program.unlink()
     assert host_info.driver_fault() == ""
 

@@ -23,7 +23,7 @@ from tests.unit.conftest import ROOT, Cli
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.records import METRICS
-from sparkwright.cli import gate as gate_verb, main
+from sparkwright.cli import climb as gate_work, main
 from sparkwright.cli.options import checkout
 from sparkwright.core import errors, strict_yaml
 from sparkwright.core.states import State
@@ -391,7 +391,7 @@ def test_the_newest_wheel_is_of_the_stack_the_architecture_and_the_machine(tmp_p
     context = checkout(main.parse(["gate", "--root", str(ROOT), "--cache-dir", str(tmp_path / "cache"), "--output", str(out)]))
     newest = {}
     for stack, arch, machine in (("2026.11", "", "aarch64"), ("2026.11", "9.0a", "aarch64"), ("2026.11", "", "x86_64"), ("2026.06", "", "x86_64")):
-        path = gate_verb._newest_wheel(dataclasses.replace(context, project=Project(ROOT, stack, arch), target=machine))
+        path = gate_work._newest_wheel(dataclasses.replace(context, project=Project(ROOT, stack, arch), target=machine))
         newest[stack, arch, machine] = path and names.index(path.name)
     assert [*newest.values()] == [1, 2, 3, None]
 
@@ -538,5 +538,5 @@ def test_options_that_do_not_go_together_are_wrong_usage(common: list[str], opti
     """Nothing is started, and the message names what there is."""
     gates = [word for name in ("G3", "G4", "G6") for word in ("--only", name)]
     with pytest.raises(errors.UsageError) as refused:
-        gate_verb.gate(main.parse(["gate", *gates, *options, *common]))
+        gate_work.gate(main.parse(["gate", *gates, *options, *common]))
     assert names in f"{refused.value.what} {refused.value.todo}"

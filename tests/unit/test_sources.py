@@ -466,9 +466,16 @@ class World:
         return list(json.loads(self.written(context)[BUILD_RECORD]).get("deviations", []))
 
 
+def _waits(monkeypatch: pytest.MonkeyPatch, folder: Path, seconds: int) -> None:
+    """Let git wait that long for a silent host."""
+    settings = Path(git._ENVIRONMENT["GIT_CONFIG_GLOBAL"]).read_text()
+    (folder / "gitconfig").write_text(settings.replace("lowSpeedTime = 60", f"lowSpeedTime = {seconds}"))
+    monkeypatch.setitem(git._ENVIRONMENT, "GIT_CONFIG_GLOBAL", str(folder / "gitconfig"))
+
+
 @pytest.fixture(name="server")
 def _server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GitHost]:
-    monkeypatch.setitem(git._CONFIG, "http.lowSpeedTime", "1")
+    _waits(monkeypatch, tmp_path, 1)
     with GitHost(tmp_path) as server:
         yield server
 
@@ -795,7 +802,7 @@ def test_silent_host_is_given_up(
 ) -> None:
     """Whatever the protocol, a host that takes the connection and is silent counts as unreachable after its time."""
     # git does not count the time in which no connection comes about.
-    monkeypatch.setitem(git._CONFIG, "http.lowSpeedTime", "1" if patience > 3 else "600")
+    _waits(monkeypatch, store.root, 1 if patience > 3 else 600)
     monkeypatch.setattr(mirror, "PATIENCE", patience)
     listener = badserver.Listener(badserver.silent)
 

@@ -10,8 +10,6 @@ without effect.
 """
 
 import contextlib
-import itertools
-import operator
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -136,28 +134,25 @@ def patched_tree(
     """
     if outcomes and outcomes[-1].status != "applied":
         raise error_of(fork, patches[: len(outcomes)], outcomes[-1])
-    steps = [
-        AppliedPatch(
-            patch.name, patch.sha256, patch.subject, patch.reason, outcome.tree, patch.pick
-        )
-        for patch, outcome in zip(patches, outcomes, strict=True)
-    ]
-    trees = [base, *(step.tree for step in steps)]
-    modes, wrong = objects.paths(trees[-1]) if steps else {}, list[str]()
+    modes = objects.paths(outcomes[-1].tree) if outcomes else {}
+    steps, wrong, tree = list[AppliedPatch](), list[str](), base
     # git finds diffs behind text where `sections` sees none, so both lists of paths are compared.
-    for patch, (before, after) in zip(patches, itertools.pairwise(trees), strict=True):
-        named = {path for part in sections(patch.data) for path in (part.old, part.new)}
-        for path in objects.changes(before, after):
+    for patch, outcome in zip(patches, outcomes, strict=True):
+        for path in objects.changes(tree, outcome.tree):
             mode = modes.get(path, (REGULAR,))[0]
-            if path not in named or mode not in (REGULAR, EXECUTABLE):
+            if path not in patch.files or mode not in (REGULAR, EXECUTABLE):
                 wrong.append(f"{patch.name}: {path}: {mode if path in modes else 'removed'}")
+        tree = outcome.tree
+        steps.append(
+            AppliedPatch(patch.name, patch.sha256, patch.subject, patch.reason, tree, patch.pick)
+        )
     if wrong:
         raise PatchError(
             "patch-invalid",
             f"A patch of {fork} changes a link, a submodule, or a file that it does not name.",
             details=wrong,
         )
-    return PatchedTree(trees[-1], tuple(steps))
+    return PatchedTree(tree, tuple(steps))
 
 
 def error_of(fork: str, patches: Sequence[Patch], outcome: Outcome) -> PatchError:
@@ -214,7 +209,7 @@ def _attempt(git: Git, before: str, patch: Patch, *, movable: bool) -> Outcome:
         )
     # A patch that the tree has already can fit a second time, unless one of its hunks has lines
     # that tell the old text from the new one.
-    clear = any(not (old and new and all(map(operator.eq, old, new))) for old, new in hunks)
+    clear = any(not (old and new and old[: len(new)] == new[: len(old)]) for old, new in hunks)
     if fits and not moved and (clear or not hunks) and _OPEN_END not in patch.data:
         return Outcome("applied", after)
     if after != before:
@@ -237,9 +232,8 @@ def _obstacles(git: Git, patch: Patch, fits: bool, output: str, *, movable: bool
     """Return why the patch is a conflict; nothing if it is none."""
     if not fits:
         # Behind "while searching for" git repeats lines of the patch, which the report shows.
-        lines = [line for line in output.splitlines() if "while searching for" not in line]
-        errors = [line for line in lines if line.startswith("error:")]
-        return errors or lines[-5:] or ["git apply was killed"]
+        errors = re.findall(r"^error:(?!.*while searching for).*", output, re.MULTILINE)
+        return errors or output.splitlines()[-5:] or ["git apply was killed"]
     if joined := list(_joined_lines(git, patch)):
         return ["it ends a file that continues in this tree", *joined]
     moved = HUNK_MOVED.findall(output)

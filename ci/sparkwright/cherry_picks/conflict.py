@@ -46,7 +46,7 @@ def error_with_report(
     """
     *earlier, patch = patches
     options = f"--stack {upstream.context.project.stack} --fork {upstream.fork}"
-    commands = [f"sparkwright patch {name} {options}" for name in ("rebase", "export")]
+    commands = [f"sparkwright patch rebase {options}", f"sparkwright patch export {options}"]
     if patch.pick:
         exclude = f"sparkwright patch pick {patch.pick} {options} --exclude PATH=REASON"
         commands = [exclude, commands[0]]
@@ -99,7 +99,7 @@ def explain(
         if patch.pick:
             options = f"--stack {upstream.context.project.stack} --fork {fork}"
             commands = [f"sparkwright patch pick {patch.pick} {options} --drop", *commands[1:]]
-    rows += [f"to go on: {command}" for command in commands]
+    rows += map("to go on: {}".format, commands)
     what = f"{patch.name} {what}{': ' if wrong else ''}{', '.join(wrong)}."
     return PatchError(reference, what, details=rows, todo=todo)
 

@@ -83,23 +83,6 @@ def trials(upstream: Upstream, patches: Sequence[Patch], base: Base) -> list[Tri
     return tried
 
 
-def up_to(patches: Sequence[Patch], name: str) -> list[Patch]:
-    """
-    Return the patch *name* (a file, with or without its suffix, or a number) after those before it.
-
-    Raises:
-        not-provided: There is none of that name.
-    """
-    for number, entry in enumerate(patches, 1):
-        if name in (entry.name, entry.name.removesuffix(".patch"), str(entry.pick or "")):
-            return list(patches[:number])
-    raise SourceError(
-        "not-provided",
-        f"The series has no patch {name!r}.",
-        details=[patch.name for patch in patches],
-    )
-
-
 class Bump(msgspec.Struct, frozen=True):
     """
     The changes of a bump.
@@ -139,7 +122,10 @@ def plan_bump(upstream: Upstream, version: str, drop: Collection[str] = ()) -> B
     # Refused before anything is fetched.
     stack_text, after = _rewrite_stack(project, fork, old, version)
     patches = series.load_series(context, fork)
-    drop = [up_to(patches, name)[-1].name for name in drop]
+    names = [patch.name for patch in patches]
+    if unknown := sorted(set(drop).difference(names)):
+        what = f"The series has no patch {unknown[0]!r}."
+        raise SourceError("not-provided", what, details=names)
     resolved = resolve.resolve_fork(context, fork, after, locked)
     git = resolved.git
     if git and git.commit == UNRESOLVED and not resolved.sdist:
@@ -209,10 +195,12 @@ def _rewrite_stack(project: Project, fork: str, old: str, version: str) -> tuple
         file-invalid: The block has the old version or its commit in another form, too.
     """
     before, text = project.fork(fork), project.stack_file.read_text("utf-8")
-    start, end = strict_yaml.span(text, "forks", fork)
+    # A fork's block ends where a line has no deeper indentation.
+    match = re.search(rf"(?ms)^  {re.escape(fork)}:.*?(?=^ {{0,2}}\S|\Z)", text)
+    start, end = match.span() if match else (0, 0)
     block, quoted = text[start:end], re.compile(rf'"(v?){re.escape(old)}"')
-    stated = "".join(line.partition("#")[0] for line in block.splitlines())
-    usual = stated.count(old) == len(quoted.findall(stated))
+    stated = re.sub(r"#.*", "", block)
+    usual = 0 < stated.count(old) == len(quoted.findall(stated))
     block = quoted.sub(lambda pin: f'"{pin[1]}{version}"', block)
     block = re.sub(r',\s*commit:\s*"[0-9a-f]+"', "", block)
     git = _fork_in(text[:start] + block + text[end:], project, fork).sources.git

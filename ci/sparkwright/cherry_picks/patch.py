@@ -11,7 +11,7 @@ import contextlib
 import email.policy
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from email.errors import HeaderParseError
 from email.header import decode_header, make_header
 from email.parser import HeaderParser
@@ -31,7 +31,7 @@ STATUSES = ("Pending", "Submitted", "Backport", "Inappropriate", "Denied")
 TRAILERS = ("Upstream-Status", "Reason", "Drop-When")
 
 #: Every flag that a configuration or a newer git could set otherwise (git-diff(1)).
-_FLAGS = (
+FLAGS = (
     "-r",
     "-p",
     "--binary",
@@ -342,37 +342,33 @@ def render(objects: Objects, before: str, after: str, *, context: int = 3) -> by
     Return the diff between two trees or commits, which must be in *objects*, independent of
     configuration.
     """
-    return objects.run(["diff-tree", *_FLAGS, f"-U{context}", before, after, "--"])[1]
+    return objects.run(["diff-tree", *FLAGS, f"-U{context}", before, after, "--"])[1]
 
 
 def blobs(objects: Objects, before: str, after: str) -> set[str]:
     """Return the ids of the file contents that a diff between two trees or commits reads."""
     words = ["diff-tree", "-r", "--raw", "--no-abbrev", "--no-renames", before, after, "--"]
-    rows = [line.lstrip(":").split() for line in objects.text(*words).splitlines()]
-    sides = {side for row in rows for side in zip(row[:2], row[2:4], strict=True)}
-    return {blob for mode, blob in sides if mode != SUBMODULE and blob.strip("0")}
+    ids = set[str]()
+    for line in objects.text(*words).splitlines():
+        ids.update(raw_blobs(line))
+    return ids - {""}
+
+
+def raw_blobs(line: str) -> tuple[str, str]:
+    """
+    Return the ids of a file's contents before and after, by a *line* of git's raw format; empty if
+    there is none, or a submodule.
+    """
+    old_mode, new_mode, old, new = line[1:].split()[:4]
+    return (
+        old if old_mode != SUBMODULE and old.strip("0") else "",
+        new if new_mode != SUBMODULE and new.strip("0") else "",
+    )
 
 
 def patch_id(objects: Objects, diff: bytes) -> str:
     """Return git's stable patch-id of *diff*; empty for an empty diff."""
     return objects.text("patch-id", "--stable", stdin=diff).partition(" ")[0].strip()
-
-
-def diffs_of(
-    objects: Objects,
-    commits: Iterable[tuple[str, str]],
-    paths: Collection[str],
-    *,
-    context: int = 3,
-) -> dict[str, bytes]:
-    """
-    Return the diff of *paths* of each commit of *commits*, pairs of a commit and its parent, by one
-    call of git for all of them.
-    """
-    pairs = "\n".join([*map(" ".join, commits), ""]).encode()
-    words = ["diff-tree", "--stdin", *_FLAGS, f"-U{context}", "--", *paths]
-    parts = re.split(rb"(?m)^([0-9a-f]{40})\n", objects.run(words, stdin=pairs)[1])
-    return {name.decode(): diff for name, diff in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def without(diff: bytes, left_out: Collection[str]) -> bytes:

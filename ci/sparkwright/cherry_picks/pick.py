@@ -164,14 +164,13 @@ def _refuse_moved(ledger: Ledger, old: PickRecord, pull: PullRequest) -> None:
     for name, (pinned, now) in commits.items():
         if pinned == now or {pinned, now} & {"", UNRESOLVED}:
             continue
-        page = ledger.url.removesuffix(".git")
         raise PatchError(
             "pick-moved",
             f"The {name} of #{old.number} moved since it was pinned.",
             details=[
                 f"pinned: {pinned}",
                 f"now:    {now}",
-                f"difference: {page}/compare/{pinned}..{now}",
+                f"difference: {ledger.url.removesuffix('.git')}/compare/{pinned}..{now}",
             ],
         )
 

@@ -24,8 +24,8 @@ from sparkwright.core.files import content_key, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import SourceError
 
-#: The refs of the base and of the last pick.
-BASE, PICKS = "refs/sparkwright/base", "refs/sparkwright/picks"
+#: The ref of the last pick, or of the base if there is none.
+PICKS = "refs/sparkwright/picks"
 #: Trailer with the file name of a commit; no exported patch has it.
 FILE = "Patch-File"
 #: In a series while an export writes: the name of a missing patch, so that every reader refuses a
@@ -127,7 +127,7 @@ def start(
         raise PatchError(
             "patch-conflict",
             f"{', '.join(stuck)} of {fork} do not apply to {base.name}.",
-            details=[f"{name}: {reason}" for name, reason in stuck.items()],
+            details=list(map(": ".join, stuck.items())),
             todo=f"Leave out files: `sparkwright patch pick --stack {context.project.stack} "
             f"--fork {fork} NUMBER --exclude PATH=REASON`; or drop a pick, with `--drop` "
             f"instead, or with `patch bump --drop '#NUMBER'`.",
@@ -138,7 +138,6 @@ def start(
         config = work.path / "config"
         config.write_text(config.read_text() + _CONFIG)
         tip = work.commit(base.tree, f"{fork} {base.name}", author="sparkwright", date=_EPOCH)
-        work.run(["update-ref", BASE, tip])
         for pick, reply in tried:
             if reply.status == "applied":
                 message = f"{pick.subject} ({pick.name})\n\n{pick.reason}\n"
@@ -221,7 +220,7 @@ def exported(work: git.Objects, base: str, tip: str) -> dict[str, bytes]:
 
 def _inputs(context: RunContext, fork: str, files: Iterable[str]) -> str:
     """Return the digest of what a worktree is made from, and of the *files* to be replaced."""
-    paths = [context.project.root / name for name in files]
+    paths = map(context.project.root.joinpath, files)
     return content_key("rebase", [series.pins(context, fork), *map(sha256_file, paths)])
 
 
@@ -276,7 +275,7 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
     # The store is made anew if it was removed meanwhile.
     work.borrow(context.objects.path.parent)
     changed = git.run(["status", "--porcelain", "--untracked-files=all"], cwd=folder)[1]
-    details = [f"not committed: {line}" for line in changed.decode("utf-8", "replace").splitlines()]
+    details = list(map("not committed: {}".format, changed.decode("utf-8", "replace").splitlines()))
     unfinished = {"rebase-apply": "git am --continue", "rebase-merge": "git rebase --continue"}
     details += [command for name, command in unfinished.items() if (work.path / name).exists()]
     if details:
@@ -332,7 +331,7 @@ def _write(
     listing = folder / "series"
     wanted = {folder / name: data for name, data in files.items()}
     wanted |= {root / name: text.encode() for name, text in others.items()}
-    wanted[listing] = "".join(f"{name}\n" for name in files).encode()
+    wanted[listing] = "\n".join([*files, ""]).encode()
     before = {path: path.read_bytes() for path in wanted if path.exists()}
     changed = [path for path in wanted if before.get(path, b"") != wanted[path]]
     removed = sorted(set(folder.glob("*.patch")) - wanted.keys())

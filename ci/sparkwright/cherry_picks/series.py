@@ -49,7 +49,7 @@ def check_backports(ledger: Ledger, stack: str, patches: Sequence[Patch]) -> Non
                 f"{entry.name}: it was made from the diff {sha256[:16]}…, pinned is "
                 f"{record.sha256[:16]}…"
             )
-    faults += [f"all of #{number} is left out, without a backport" for number in sorted(missing)]
+    faults += map("all of #{} is left out, without a backport".format, sorted(missing))
     if faults:
         raise PatchError(
             "backport-stale",
@@ -91,11 +91,15 @@ def diff_of(context: RunContext, ledger: Ledger, record: PickRecord) -> bytes:
         "patch-id": (record.patch_id, patch.patch_id(context.objects, data)),
         "files": (sorted(record.files), sorted(part.path for part in patch.sections(data))),
     }
-    if wrong := [name for name, (pin, actual) in pins.items() if pin != actual]:
+    details = list[str]()
+    for name, (pin, actual) in pins.items():
+        if pin != actual:
+            details.append(f"{name}: {pin} in the ledger, {actual} now")
+    if details:
         raise PatchError(
             "pick-mismatch",
             f"The diff of {record.name} is not the one that the ledger pins.",
-            details=["{}: {} in the ledger, {} now".format(name, *pins[name]) for name in wrong],
+            details=details,
         )
     return data
 

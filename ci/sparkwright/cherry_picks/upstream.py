@@ -21,7 +21,7 @@ from sparkwright.cherry_picks.ledger import Ledger, load_ledger
 from sparkwright.cherry_picks.patch import CONTEXT, Patch
 from sparkwright.core.console import console, one_line
 from sparkwright.core.errors import SparkwrightError
-from sparkwright.core.git import SUBMODULE, Objects
+from sparkwright.core.git import Objects
 from sparkwright.forks import fetch, package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.fetch import FetchedSource
@@ -66,8 +66,9 @@ def is_ancestor(objects: Objects, ancestor: str, descendant: str) -> bool | None
     Return whether *ancestor* is part of the history of *descendant*; None if a commit is not there
     or the history is incomplete here.
     """
-    words = ["merge-base", "--is-ancestor", ancestor, descendant]
-    status, _, errors = objects.run(words, check=False)
+    status, _, errors = objects.run(
+        ["merge-base", "--is-ancestor", ancestor, descendant], check=False
+    )
     return None if errors or status > 1 else status == 0
 
 
@@ -80,11 +81,9 @@ def touches(objects: Objects, old: str, new: str, lines: Sequence[bytes]) -> boo
         return True
     words = ["diff", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", old, new, "--"]
     status, out, _ = objects.run(words, check=False)
-    wanted = {line for line in lines if line.strip()}
-    return status != 0 or any(
-        part.binary or any(wanted & {*hunk.before, *hunk.after} for hunk in part.hunks)
-        for part in patch.sections(out)
-    )
+    changed = re.findall(rb"^[-+](.*\n?)", out, re.MULTILINE)
+    wanted = set(filter(bytes.strip, lines))
+    return status != 0 or b"\nBinary files " in out or not wanted.isdisjoint(changed)
 
 
 class Base(msgspec.Struct, frozen=True):
@@ -285,14 +284,19 @@ def changes(objects: Objects, tip: str, paths: Collection[str], after: str = "")
         commit, parents, *rest = (word.strip("\n") for word in entry.rstrip("\0\n").split("\0"))
         files = dict[str, tuple[str, str]]()
         for row, path in zip(rest[::2], rest[1::2], strict=True):
-            old_mode, new_mode, old, new = row[1:].split()[:4]
-            files[path] = (_blob(old_mode, old), _blob(new_mode, new))
+            files[path] = patch.raw_blobs(row)
         listed.append(Change(commit, parents.partition(" ")[0], files))
     return listed
 
 
-def _blob(mode: str, name: str) -> str:
-    return name if mode != SUBMODULE and name.strip("0") else ""
+def _diffs(
+    objects: Objects, listed: Iterable[Change], paths: Collection[str], *, context: int = 3
+) -> dict[str, bytes]:
+    """Return the diff of *paths* of each commit of *listed*, by one call of git for all of them."""
+    pairs = "".join(f"{change.commit} {change.parent}\n" for change in listed).encode()
+    words = ["diff-tree", "--stdin", *patch.FLAGS, f"-U{context}", "--", *paths]
+    parts = re.split(rb"(?m)^([0-9a-f]{40})\n", objects.run(words, stdin=pairs)[1])
+    return {name.decode(): diff for name, diff in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -352,8 +356,7 @@ def _unless_reverted(
         listed = changes(objects, base.commit, ours.files[:1], landed)
         listed = [change for change in listed if paths <= change.files.keys()]
         upstream.fetch_files(listed, paths)
-        pairs = [(change.commit, change.parent) for change in listed]
-        for commit, diff in patch.diffs_of(objects, pairs, paths).items():
+        for commit, diff in _diffs(objects, listed, paths).items():
             if patch.takes_back(diff, ours.data):
                 line = log(objects, "-1", commit)[0].line()
                 return False, f"{says}, but {line} takes it back"
@@ -381,9 +384,8 @@ def _same_patch_id(upstream: Upstream, base: Base, ours: Patch) -> tuple[bool | 
         upstream.fetch_files(same)
     except SparkwrightError as error:
         return None, f"the history of {base.name} is not known here: {error.what}"
-    pairs = [(change.commit, change.parent) for change in same]
     for context in (3, CONTEXT):
-        for commit, diff in patch.diffs_of(objects, pairs, files, context=context).items():
+        for commit, diff in _diffs(objects, same, files, context=context).items():
             if patch.patch_id(objects, diff) == own:
                 says = f"{log(objects, '-1', commit)[0].line()} has patch-id {own[:12]}"
                 return _unless_reverted(upstream, base, ours, commit, says)

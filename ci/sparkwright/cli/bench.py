@@ -1,14 +1,12 @@
 """``sparkwright bench``: how fast a server answers, cell by cell, and no gate."""
 
 import argparse
-import math
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 
 from sparkwright.bench import quick_look
 from sparkwright.bench.load import vllm_bench
@@ -33,6 +31,7 @@ from sparkwright.gates.core.server_under_test import DRAFTS, GateOptions, launch
 from sparkwright.gates.core.verdict import GateError
 from sparkwright.gates.throughput import MEASURED_FLAGS, subject_of
 from sparkwright.gates.throughput_run import ThroughputPolicy, counter_change
+from sparkwright.serving.health import counters
 
 #: Seconds of a quick look once the server is ready, and the most tokens of its answers: a slow
 #: server (4 tok/s) has three runs in the time.
@@ -115,19 +114,21 @@ def bench(arguments: argparse.Namespace) -> None:
     client = None if launch else Client(chosen.server, chosen.model)
     with ExitStack() as stack:
         if launch:
-            launch = replace(launch, kept_free=max(launch.kept_free, machine.policy.floor))
+            launch = msgspec.structs.replace(
+                launch, kept_free=max(launch.kept_free, machine.policy.floor)
+            )
             ours = stack.enter_context(Server(launch, context.store.folder("logs") / "bench.log"))
             if ours.failure:
                 raise GateError("measurement-invalid", f"The server does not run: {ours.failure}.")
             client = ours.client()
         assert client
         looks = []
-        longest = QUICK_TOKENS if arguments.quick else math.inf
         seconds = QUICK_S if arguments.quick else policy.timeout_s
         try:
             for cell in cells:
+                answer = min(cell.answer, QUICK_TOKENS) if arguments.quick else cell.answer
                 load = LoadSpec(
-                    client.url, client.model(), cell.prompt, int(min(cell.answer, longest)),
+                    client.url, client.model(), cell.prompt, answer,
                     cell.concurrency, cell.concurrency, seed=time.time_ns() % 2**31,
                     tokenizer=chosen.serve, prompt_file=texts[cell.name],
                     request_rate=arguments.rate, natural_length=arguments.natural,
@@ -172,13 +173,6 @@ def _slow_clocks(python: Path) -> list[str]:
     return [f"slow-clock: {fault}"] if state and fault else []
 
 
-def _counters(client: Client) -> dict[str, float]:
-    """Return the server's metrics; none if it does not have them."""
-    with suppress(ServerInvalid):
-        return client.metrics()
-    return {}
-
-
 def _look(
     context: RunContext,
     generator: LoadGenerator,
@@ -188,12 +182,14 @@ def _look(
     seconds: float,
 ) -> QuickLook:
     """Return a look of *seconds* at *cell*, and show it."""
-    counters = _counters(client)
-    if DRAFTS in counters and not load.prompt_file:
-        load = replace(load, prompt_file=vllm_bench.own_prompts(context.store, cell.prompt))
+    before = counters(client)
+    if DRAFTS in before and not load.prompt_file:
+        load = msgspec.structs.replace(
+            load, prompt_file=vllm_bench.own_prompts(context.store, cell.prompt)
+        )
     look = quick_look.quick_look(generator, cell.name, load, seconds)
-    if (change := counter_change(counters, _counters(client))) and change.drafts:
-        look = replace(look, accepted_drafts=change.drafts - 1)
+    if (change := counter_change(before, counters(client))) and change.drafts:
+        look = msgspec.structs.replace(look, accepted_drafts=change.drafts - 1)
     conditions = [load.model, f"{cell.name}: {look.runs} runs of {look.requests} requests"]
     if look.output_tokens < cell.answer:
         conditions.append(f"answers cut to {look.output_tokens} tokens")

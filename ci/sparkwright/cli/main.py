@@ -76,7 +76,7 @@ COMMANDS = {
 }
 #: Commands that give arguments to vLLM; `serve` takes them also without ``--flag``.
 VLLM_COMMANDS = ("serve", "bench", "gate")
-GROUPS = {name.partition(" ")[0] for name in COMMANDS if " " in name}
+GROUPS = ("patch", "release", "model")
 
 
 def _overview() -> argparse.ArgumentParser:
@@ -132,7 +132,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     namespace = argparse.Namespace(command=name, words=words)
     own, others = options.split(parser, words) if name in VLLM_COMMANDS else (words, ())
     if others and name != "serve":
-        flags = " ".join(redact([f"--flag={word}" for word in others]))
+        flags = " ".join(redact(list(map("--flag={}".format, others))))
         raise UsageError(
             "usage",
             f"{name} has no option {others[0].partition('=')[0]:.80}.",

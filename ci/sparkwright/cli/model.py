@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 from packaging.version import Version
 
 from sparkwright.bench.model import checkpoint, hub, modules, prediction
@@ -124,25 +123,31 @@ _OPTIONS: Mapping[str, options.Options] = {
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``model``."""
-    functions = {
-        "model inspect": inspect,
-        "model slim": slim,
-        "model check": check,
-    }
-    options.define(parsers, functions, _OPTIONS)
+    options.define(
+        parsers,
+        {
+            "model inspect": inspect,
+            "model slim": slim,
+            "model check": check,
+        },
+        _OPTIONS,
+    )
 
 
 def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     """Show what a token reads of a model, the speed that follows, and what would change it."""
     context = options.checkout(arguments)
     model = prediction.read(_checkpoint(arguments, context))
-    drafts = model.draft_layers
-    no_layers = "--drafts: the model has no layers that draft."
-    options.refuse((arguments.drafts and not drafts, no_layers))
+    options.refuse(
+        (
+            arguments.drafts and not model.draft_layers,
+            "--drafts: the model has no layers that draft.",
+        )
+    )
     serving = prediction.Serving(
         drafts=arguments.drafts, context=arguments.context, cache=arguments.kv_cache_dtype
     )
-    every = [replace(serving, requests=count) for count in prediction.REQUESTS]
+    every = [msgspec.structs.replace(serving, requests=count) for count in prediction.REQUESTS]
     measured = context.store.get(*modules.BANDWIDTH, modules.Bandwidth)
     bandwidth = (measured.gigabytes,) * 2 if measured else prediction.GB10
     rates = [model.rate(each, bandwidth, arguments.acceptance) for each in every]
@@ -152,7 +157,10 @@ def inspect(arguments: argparse.Namespace) -> dict[str, Any]:
     release = re.match(r"v?(\d+\.\d+)", source.ref if source else "")
     version = release[1] if release else "0"
     levers = prediction.levers(model, serving, arguments.acceptance, version, patches)
-    caches = {form: model.shape(replace(serving, cache=form)) for form in ("auto", "fp8", "nvfp4")}
+    caches = {
+        form: model.shape(msgspec.structs.replace(serving, cache=form))
+        for form in ("auto", "fp8", "nvfp4")
+    }
     reads = _show_modules(model, every)
     _show_cache(caches)
     _show_rates(rates, serving, arguments.acceptance)
@@ -239,7 +247,6 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _show_selection(selection: Selection, *, drafts: bool) -> None:
     """Print what vLLM chooses; *drafts*: whether a drafter, which is left out, is set."""
-    versions = [f"{name} {version}" for name, version in selection.versions.items()]
     rows = []
     for kind, kernels in selection.rows.items():
         open_kind = kind in selection.otherwise
@@ -252,12 +259,8 @@ def _show_selection(selection: Selection, *, drafts: bool) -> None:
         rows.append(["all", f"{selection.line} {selection.unresolved}", "", "unresolved"])
     if drafts:
         rows.append(["drafts", "vLLM chooses when it loads them", "", "unresolved"])
-    console.table(", ".join(versions), ["layers", "kernels", ">count", "state"], rows, result=True)
-    if selection.lacks:
-        console.warn(f"the environment lacks {', '.join(selection.lacks)}; a release may differ")
-    if selection.questions:
-        operators = ", ".join(selection.questions)
-        console.result(f"of compiled libraries it asks {operators}: not run here")
+    versions = ", ".join(map(" ".join, selection.versions.items()))
+    console.table(versions, ["layers", "kernels", ">count", "state"], rows, result=True)
 
 
 def slim(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -369,7 +372,7 @@ def _show_fits(model: StoredModel, serving: Serving) -> dict[str, Any]:
     plain = ServerMemory(model.audit.loaded(drafting) / GIB, autotune=AUTOTUNE)
     fits, rows = {}, []
     for name, machine in SPARKS.items():
-        server = replace(plain, shape=model.shape(serving), floor=machine.floor())
+        server = msgspec.structs.replace(plain, shape=model.shape(serving), floor=machine.floor())
         reasons = [message for _, message in refusals(server, machine)]
         cache = server.settled(machine).cache or 0.0
         fits[name] = {"tokens": 0 if reasons else server.shape.tokens(cache), "reasons": reasons}

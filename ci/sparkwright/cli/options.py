@@ -1,6 +1,7 @@
 """The options that several commands share, and the context that they make."""
 
 import argparse
+import importlib
 import math
 import os
 import re
@@ -177,6 +178,15 @@ def define(
         add(parsers[name], tables.get(name, {}))
 
 
+def late(module: str, name: str) -> Callable[[argparse.Namespace], Any]:
+    """Return the function *name* of a *module* of this package, which is loaded when it runs."""
+
+    def run(arguments: argparse.Namespace) -> Any:
+        return getattr(importlib.import_module(f"sparkwright.cli.{module}"), name)(arguments)
+
+    return run
+
+
 def add_common(parser: argparse.ArgumentParser, *, checkout: bool) -> None:
     """Add the options of every command, those of a *checkout* below a heading of their own."""
     add(parser, _OUTPUT)
@@ -255,6 +265,6 @@ def checkout(arguments: argparse.Namespace) -> "RunContext":
         mirrors=config.mirror_map(arguments.mirror),
         jobs=getattr(arguments, "jobs", 0),
         memory=int(getattr(arguments, "memory", 0) * 1e9),
-        targets=tuple(name for name in targets.split(",") if name),
+        targets=tuple(filter(None, targets.split(","))),
         target=getattr(arguments, "target", ""),
     )

@@ -21,6 +21,20 @@ from sparkwright.forks.stack import SourceError
 #: What a command prints with ``--json``.
 Document = dict[str, Any]
 
+
+def _exclusion(text: str) -> tuple[str, str]:
+    """
+    Return path and reason of ``PATH=REASON``.
+
+    Raises:
+        UsageError: One of them is empty.
+    """
+    path, _, reason = text.partition("=")
+    if not (path and reason.strip()):
+        raise UsageError("usage", f"--exclude {text!r:.80} is not of the form PATH=REASON.")
+    return path, reason.strip()
+
+
 #: The options of the commands that have some.
 _OPTIONS: Mapping[str, options.Options] = {
     "patch pick": {
@@ -39,6 +53,7 @@ _OPTIONS: Mapping[str, options.Options] = {
         "--drop": {**options.FLAG, "help": "stop carrying it in the stack"},
         "--exclude": {
             **options.REPEATED,
+            "type": _exclusion,
             "metavar": "PATH=REASON",
             "help": "leave this file, or hunk (PATH#NUMBER), of the diff out; may be repeated",
         },
@@ -85,14 +100,17 @@ _OPTIONS: Mapping[str, options.Options] = {
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the commands of ``patch``."""
-    functions = {
-        "patch pick": _exclusive(run_pick),
-        "patch rebase": _exclusive(run_rebase),
-        "patch export": _exclusive(run_export),
-        "patch drift": run_drift,
-        "patch bump": _exclusive(run_bump),
-    }
-    options.define(parsers, functions, _OPTIONS)
+    options.define(
+        parsers,
+        {
+            "patch pick": _exclusive(run_pick),
+            "patch rebase": _exclusive(run_rebase),
+            "patch export": _exclusive(run_export),
+            "patch drift": run_drift,
+            "patch bump": _exclusive(run_bump),
+        },
+        _OPTIONS,
+    )
 
 
 def _exclusive(
@@ -122,7 +140,8 @@ def only_fork(context: RunContext) -> str:
 
 def run_pick(arguments: argparse.Namespace) -> Document:
     """Pin a pull request, and write the ledger."""
-    excluded = _excluded(arguments)
+    alone = arguments.drop and (arguments.carry or arguments.exclude)
+    options.refuse((alone, "--drop goes alone."))
     context = options.checkout(arguments)
     fork, number = _pull(context, arguments.pull)
     record = pick.pin(
@@ -134,25 +153,11 @@ def run_pick(arguments: argparse.Namespace) -> Document:
         carry=arguments.carry,
         drop=arguments.drop,
         accept=arguments.accept,
-        excluded=excluded,
+        excluded=dict(arguments.exclude),
     )
     commit, stacks = (record.merge or record.head)[:12], ", ".join(record.stacks) or "watched"
     console.result(f"{fork}{record.name} ({record.state}, {commit}): {stacks}; {record.title}")
     return {"fork": fork, "record": record}
-
-
-def _excluded(arguments: argparse.Namespace) -> dict[str, str]:
-    """
-    Return the excluded paths and their reasons.
-
-    Raises:
-        UsageError: One has no reason, or the options contradict each other.
-    """
-    pairs = [word.partition("=") for word in arguments.exclude]
-    wrong = not all(path and reason.strip() for path, _, reason in pairs)
-    if wrong or (arguments.drop and (arguments.carry or pairs)):
-        raise UsageError("usage", "--exclude is PATH=REASON; --drop goes alone.")
-    return {path: reason.strip() for path, _, reason in pairs}
 
 
 def _pull(context: RunContext, word: str) -> tuple[str, int]:
@@ -207,20 +212,21 @@ def _start_rebase(
     outcomes, stopped = rebase.start(upstream, base, files, gone)
     folder = str(rebase.folder_of(context, fork))
     document = {"rebase": {"folder": folder, "outcomes": outcomes, "stopped": stopped}}
-    rows = [[name, outcome] for name, outcome in outcomes.items()]
-    if rows:
+    if outcomes:
+        rows = list(outcomes.items())
         console.table(f"{fork} on {base.name}", ["patch", "outcome"], rows, result=True)
     if stopped:
         console.document(document)
         export = f"sparkwright patch export --stack {context.project.stack} --fork {fork}"
         resolve = f"resolve it in {folder}: git add FILE…, git am --continue"
-        *earlier, patch = drift.up_to(series.load_series(context, fork), stopped)
+        patches = {patch.name: patch for patch in series.load_series(context, fork)}
+        earlier = list(patches.values())[: list(patches).index(stopped)]
         context.objects.run(["fetch", "-q", "--no-write-fetch-head", folder, "HEAD"])
         raise conflict.explain(
             upstream,
             base,
             Outcome("conflict", Objects(Path(folder) / ".git").resolve("HEAD^{tree}")),
-            patch,
+            patches[stopped],
             earlier,
             commands=(resolve, export),
             todo=f"{resolve.capitalize()}; then {export}. Until then the checkout is unchanged.",

@@ -125,21 +125,24 @@ _OPTIONS: Mapping[str, options.Options] = {
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``publish`` and of the commands of ``release``."""
-    functions = {
-        "publish": publish,
-        "release promote": promote,
-        "release yank": yank,
-        "release prune": prune,
-        "release refresh": refresh,
-        "release key": key,
-        "release verify": verify,
-    }
-    options.define(parsers, functions, _OPTIONS)
+    options.define(
+        parsers,
+        {
+            "publish": publish,
+            "release promote": promote,
+            "release yank": yank,
+            "release prune": prune,
+            "release refresh": refresh,
+            "release key": key,
+            "release verify": verify,
+        },
+        _OPTIONS,
+    )
 
 
 def publish(arguments: argparse.Namespace) -> dict[str, Any]:
     """Publish the wheels as a release if their verdicts allow it."""
-    wheels, host = [path.absolute() for path in arguments.wheels], arguments.files
+    wheels, host = list(map(Path.absolute, arguments.wheels)), arguments.files
     options.refuse(
         (
             host and not host.startswith(("https://", "http://127.0.0.1:")),
@@ -213,8 +216,8 @@ def key(arguments: argparse.Namespace) -> dict[str, Any]:
     if action == "make":
         pairs = keys.make(path, names or tuple(keys.KEY_ROLES))
         fingerprints = {str(file): public.keyid for file, public in pairs.items()}
-        rows = list(map(list, fingerprints.items()))
-        console.table("keys", ["private key", "fingerprint"], rows, result=True)
+        columns = ["private key", "fingerprint"]
+        console.table("keys", columns, list(fingerprints.items()), result=True)
         if not keys.passphrase():
             console.note(f"They have no passphrase; {keys.PASSPHRASE} gives one.")
         console.note("Keep the root key offline: only the first publication and rotations need it.")
@@ -229,24 +232,17 @@ def key(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def _show_keys(index: IndexFolder) -> dict[str, Any]:
     assert index.root
-    holders = index.root.signed.roles
-    rows = [
-        [
-            role,
-            f"{holder.threshold} of {len(holder.keyids)}",
-            f"{index.expires[role]:%Y-%m-%d}",
-            keyid,
-        ]
-        for role, holder in holders.items()
-        for keyid in holder.keyids
-    ]
+    rows, roles = list[list[str]](), dict[str, list[str]]()
+    for role, holder in index.root.signed.roles.items():
+        threshold, expires = f"{holder.threshold} of {len(holder.keyids)}", index.expires[role]
+        rows.append([role, threshold, f"{expires:%Y-%m-%d}", "\n".join(holder.keyids)])
+        roles[role] = list(holder.keyids)
     console.table(
         f"root {index.root.signed.version}; fingerprint of the index: {index.fingerprint}",
         ["role", "threshold", "expires", "key"],
         rows,
         result=True,
     )
-    roles = {role: list(holder.keyids) for role, holder in holders.items()}
     return {"fingerprint": index.fingerprint, "roles": roles}
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
-from msgspec.structs import replace
 
 from sparkwright.bench.server import peers
 from sparkwright.bench.server.server_log import LONGEST
@@ -234,8 +233,7 @@ def serve(arguments: argparse.Namespace) -> dict[str, Any] | None:
             console.warn(f"variables of this shell that the unit lacks: {text}")
         console.result(_unit(arguments.words))
         return None
-    explained = arguments.explain_start is not None
-    return _start(plan, dry_run=arguments.dry_run, explained=explained)
+    return _start(plan, arguments.dry_run, explained=arguments.explain_start is not None)
 
 
 def _request(arguments: argparse.Namespace) -> ServeRequest:
@@ -255,7 +253,7 @@ def _request(arguments: argparse.Namespace) -> ServeRequest:
         text = f"{', '.join(withheld)}; --variable NAME=VALUE passes one"
         console.warn(f"not passed to the server: {text}")
     stated = {name: value for name, value in vars(arguments).items() if value not in (None, "")}
-    return replace(
+    return msgspec.structs.replace(
         msgspec.convert(stated, ServeRequest),
         flags=tuple(arguments.flag),
         variables=variables,
@@ -319,7 +317,7 @@ def _list() -> dict[str, Any]:
     return {"servers": servers, "free_gib": machine.free}
 
 
-def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> dict[str, Any]:
+def _start(plan: ServingPlan, dry_run: bool, *, explained: bool) -> dict[str, Any]:
     """
     Show *plan*, check what may change between two starts, and become the server, whose start is
     *explained*.
@@ -335,13 +333,16 @@ def _start(plan: ServingPlan, *, dry_run: bool, explained: bool) -> dict[str, An
     if machines and not request.join:
         launch.check_port(machines.address, machines.port)
     if dry_run:
-        settings = (f"{name}={value}" for name, value in document["variables"].items())
+        settings = map("=".join, document["variables"].items())
         console.result(shell_lines(["env", *settings, *document["command"]]))
         return document
     variables, descriptors = server.environment(), list[int]()
     if machines:
         links, flags = peers.gather(machines, server.python, server.model, server.flags, variables)
-        server, descriptors = replace(server, flags=flags), [link.detach() for link in links]
+        server, descriptors = (
+            msgspec.structs.replace(server, flags=flags),
+            [link.detach() for link in links],
+        )
     floor = plan.memory.floor
     # Of two servers the later one ends first, so that the other has its memory.
     limit = LATER * floor if launch.running() else guard_limit(floor)
@@ -365,7 +366,7 @@ def _show(plan: ServingPlan) -> None:
     marker = plan.environment.marker
     local = plan.model.path.exists()
     weights = "of the model on this machine" if local else "as the hub or the recipe states"
-    variables = plan.document()["variables"].items()
+    variables = "\n".join(map("=".join, plan.document()["variables"].items()))
     count = memory.weights * GIB
     times = ", ".join(f"{duration(count / rate)} at {size(rate)}/s" for rate in RATES)
     download = f"{size(count)}: {times}" if count else "of unknown size"
@@ -376,7 +377,7 @@ def _show(plan: ServingPlan) -> None:
         ("download", "" if local else download),
         ("address", f"http://{plan.request.host}:{plan.request.port}/v1, as {plan.launch.name}"),
         ("machines", str(plan.nodes) if plan.nodes > 1 else ""),
-        ("variables", "\n".join(f"{name}={value}" for name, value in variables)),
+        ("variables", variables),
     ]
     console.table("The server", ("", "plan"), [row for row in rows if row[1]])
     fitting = f"{memory.shape.tokens(memory.cache or 0.0):,} tokens fit"

@@ -97,15 +97,18 @@ _OPTIONS: Mapping[str, options.Options] = {
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of the stages."""
-    functions = {
-        "lock": lock,
-        "fetch": fetch,
-        "apply": apply,
-        "plan": plan,
-        "build": build,
-        "audit": audit,
-    }
-    options.define(parsers, functions, _OPTIONS)
+    options.define(
+        parsers,
+        {
+            "lock": lock,
+            "fetch": fetch,
+            "apply": apply,
+            "plan": plan,
+            "build": build,
+            "audit": audit,
+        },
+        _OPTIONS,
+    )
 
 
 def lock(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -124,10 +127,10 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
         pins.check(context, locked, force=arguments.force_pin)
         context.store.write(project.lock_file, render_lock(locked).encode())
         pylock.lock(context.store, project.build_folder, again=arguments.tools)
-        excluded = [f"--no-emit-package={name}" for name in HARNESS_EXCLUDED]
+        excluded = map("--no-emit-package={}".format, HARNESS_EXCLUDED)
         harness = project.root / "ci" / "gates" / "harness"
         pylock.lock(context.store, harness, *excluded, again=arguments.tools)
-        grafts = [fork for fork in context.forks if project.fork(fork).build == "graft"]
+        grafts = context.grafts
         if grafts and not toolchain.installed(context):
             console.note("to read the sources of FetchContent from CMake, run fetch and lock again")
             grafts = []
@@ -310,7 +313,7 @@ def build(arguments: argparse.Namespace) -> None:
     )
     # A policy that is not valid must not cost an hour of compiling.
     policy.load(context.project.audit_file, context.project.spec.arch)
-    if any(context.project.fork(fork).build == "graft" for fork in context.forks):
+    if context.grafts:
         pins.check(context, context.lock)
     rows, audits, wheels = [], [], []
     for fork in context.forks:
@@ -346,7 +349,7 @@ def _wheels(context: RunContext, wheels: list[Path]) -> list[Path]:
         not-provided: There is none.
     """
     built = (pipeline.last_wheel(context, fork) for fork in context.forks)
-    wheels = wheels or [path for path in built if path]
+    wheels = wheels or list(filter(None, built))
     missing = [f"not a file: {path}" for path in wheels if not path.is_file()]
     if missing or not wheels:
         raise SourceError(

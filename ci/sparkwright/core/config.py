@@ -55,12 +55,13 @@ def mirror_map(options: list[str]) -> dict[str, str]:
         usage: An option has no ``=`` or an empty side.
         file-invalid: As `config`.
     """
-    pairs = [option.partition("=") for option in options]
-    for option, (url, _, replacement) in zip(options, pairs, strict=True):
+    by_option = dict[str, str]()
+    for option in options:
+        url, _, replacement = option.partition("=")
         if not url or not replacement:
             raise UsageError("usage", f"--mirror {option!r} is not of the form URL=REPLACEMENT.")
-    by_option = {url: replacement for url, _, replacement in pairs}
-    covered = tuple(comparable(url) for url in by_option)
+        by_option[url] = replacement
+    covered = tuple(map(comparable, by_option))
     own = config().mirrors.items()
     return {url: other for url, other in own if not comparable(url).startswith(covered)} | by_option
 

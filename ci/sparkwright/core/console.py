@@ -2,8 +2,8 @@
 Print all output of the program.
 
 Messages go to standard error; standard output carries results, or one JSON document with
-``--json``. Without a terminal the lines are plain, and under GitHub Actions steps fold into groups,
-failures become annotations.
+``--json``. Without a terminal the lines are plain, and under GitHub Actions failures become
+annotations.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, Literal, TextIO
 
@@ -177,11 +177,6 @@ class Console:
         """Return *text* so that GitHub Actions, if it reads, takes no line of it for a command."""
         return _WORKFLOW_COMMAND.sub(r"\g<0>\\", text) if self.github else text
 
-    def _command(self, name: str, text: str = "") -> None:
-        """Give GitHub Actions the workflow command *name* with *text*, whatever that contains."""
-        escaped = printable(text).replace("%", "%25").replace("\n", "%0A")
-        self._write(sys.stderr, f"::{name}::{escaped}\n")
-
     def _say(self, text: str, end: str = "\n") -> None:
         text = self._no_command(printable(text))
         if self.terminal:
@@ -203,10 +198,7 @@ class Console:
 
     def warn(self, text: str) -> None:
         """Print a warning."""
-        if self.github:
-            self._command("warning", text)
-        else:
-            self._say("  " * self._depth + f"warning: {text}")
+        self._say("  " * self._depth + f"warning: {text}")
 
     @contextlib.contextmanager
     def step(self, title: str) -> Iterator[None]:
@@ -214,11 +206,8 @@ class Console:
         Print *title*, indent the messages of the block, and print its duration if that is more than
         two seconds.
         """
-        began, group = time.monotonic(), self.github and self._depth == 0
-        if group:
-            self._command("group", title)
-        else:
-            self.note(title)
+        began = time.monotonic()
+        self.note(title)
         self._depth += 1
         try:
             yield
@@ -227,8 +216,6 @@ class Console:
             took = time.monotonic() - began
             if took > 2:
                 self.note(f"  {title}: {duration(took)}")
-            if group:
-                self._command("endgroup")
 
     @contextlib.contextmanager
     def progress(self, title: str, total: float, unit: str = "") -> Iterator[Progress]:
@@ -270,21 +257,21 @@ class Console:
             markup=False,
         )
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        cells = zip_longest((column.removeprefix(">") for column in columns), *rows, fillvalue="")
-        shown = list[Sequence[str]]()
-        for column, own in zip(columns, cells, strict=False):
-            if any(own[1:]) or not rows:
+        shown = list[Iterable[str]]()
+        for column, *cells in zip_longest(columns, *rows, fillvalue=""):
+            if any(cells) or not rows:
+                head = printable(column.removeprefix(">"))
                 justify: Literal["left", "right"] = "right" if column[:1] == ">" else "left"
-                table.add_column(printable(own[0]), justify=justify, overflow="fold")
-                shown.append([printable(cell) for cell in own[1:]])
+                table.add_column(head, justify=justify, overflow="fold")
+                shown.append(map(printable, cells))
         for row in zip(*shown, strict=True):
             table.add_row(*row)
         # Printed by itself, since rich folds the title of a table to the table's width.
         if title:
             rich.print(printable(title), style="italic")
         rich.print(table)
-        lines = (line.rstrip() + "\n" for line in text.getvalue().splitlines())
-        self._write(stream, self._no_command("".join(lines)))
+        lines = re.sub(r" +$", "", text.getvalue(), flags=re.MULTILINE)
+        self._write(stream, self._no_command(lines))
 
     def document(self, data: dict[str, Any]) -> None:
         """Set the content of the document of ``--json``, which `finish` prints."""
@@ -323,11 +310,12 @@ class Console:
         """Print the reference of *error*, its message, its details and what to do."""
         lines = [
             f"error: {error.reference}: {error.what}",
-            *(f"    {line}" for line in error.details),
+            *map("    {}".format, error.details),
             f"  what to do: {error.todo}",
         ]
         if self.github:
-            self._command(f"error title={error.reference}", error.what)
+            escaped = printable(error.what).replace("%", "%25").replace("\n", "%0A")
+            self._write(sys.stderr, f"::error title={error.reference}::{escaped}\n")
         self._say("\n".join(lines))
 
 

@@ -95,7 +95,7 @@ def read_json(path: Path, kind: type[T], *, limit: int = LARGEST) -> T:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> None:
-    if len({name for name, _ in pairs}) < len(pairs):
+    if len(dict(pairs)) < len(pairs):
         raise ValueError("a key appears twice")
 
 

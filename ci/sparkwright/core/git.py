@@ -38,23 +38,6 @@ _NETWORK = frozenset(
     }
 )
 
-_CONFIG = {
-    # `*.py diff=python`, say, would change the headings of hunks
-    "core.attributesFile": os.devnull,
-    "core.autocrlf": "false",  # bytes are what the lock names
-    "core.fsync": "all",  # a tree that a record names must survive a power cut
-    "core.untrackedCache": "false",
-    "gc.auto": "0",  # trees have no commit that would keep them from collection
-    "protocol.ext.allow": "never",  # an ext:: url runs a command
-    # historic commits of the upstreams fail it; ids are compared instead
-    "transfer.fsckObjects": "false",
-    "advice.detachedHead": "false",
-    "init.defaultBranch": "main",
-    # A host that accepts the connection and says nothing.
-    "http.lowSpeedLimit": "1",
-    "http.lowSpeedTime": "60",
-}
-
 _ENVIRONMENT = {
     # In place of the user's own file.
     "GIT_CONFIG_GLOBAL": str(Path(__file__).with_name("gitconfig")),
@@ -117,8 +100,7 @@ def run(
         git-failed: It ended with another status than 0 and *check* is set, or ran out of time.
         disk-full: It failed, and there is no room where it writes.
     """
-    settings = _CONFIG if durable else {**_CONFIG, "core.fsync": "none"}
-    options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
+    options = [] if durable else ["-c", "core.fsync=none"]
     environment = {**_ENVIRONMENT, **(env or {})}
     # A git that outlived a killed run would write under the lock of the next one.
     command = wrap_with_limits(["git", *options, *arguments])
@@ -230,16 +212,17 @@ class Objects:
         alternates.parent.mkdir(exist_ok=True)
         # The list is read under the lock: another process may just have made a repository.
         with locked(alternates.with_name("alternates.lock"), "the list of mirrors"):
-            others = sorted(path / "objects" for path in folder.glob("*.git"))
-            text = "".join(f"{os.path.relpath(other, objects)}\n" for other in others)
+            text = ""
+            for mirror in sorted(folder.glob("*.git")):
+                text += f"{os.path.relpath(mirror / 'objects', objects)}\n"
             if not alternates.exists() or alternates.read_text() != text:
                 write_file(alternates, text.encode())
 
     def missing(self, ids: Collection[str]) -> list[str]:
         """Return those of *ids* that the repository does not have, sorted."""
-        names = "".join(f"{name}\n" for name in sorted(ids)).encode()
-        lines = self.text("cat-file", "--batch-check", stdin=names).splitlines()
-        return [line.split()[0] for line in lines if line.endswith(" missing")]
+        names = "\n".join([*sorted(ids), ""]).encode()
+        text = self.text("cat-file", "--batch-check", stdin=names)
+        return re.findall(r"^(\S+) missing$", text, re.MULTILINE)
 
     def has(self, name: str) -> bool:
         """Return True if the object *name* (``<id>^{tree}`` and such) exists with that type."""
@@ -249,10 +232,9 @@ class Objects:
         """Return True if *tree* exists with everything below it, down to the last file."""
         return self.run(["rev-list", "--objects", "--quiet", tree], check=False)[0] == 0
 
-    def resolve(self, name: str, *, check: bool = True) -> str:
-        """Return the id of the object that *name* means; without *check* empty if there is none."""
-        words = ("rev-parse", "--verify", "--quiet", "--end-of-options", name)
-        return self.text(*words, check=check).strip()
+    def resolve(self, name: str) -> str:
+        """Return the id of the object that *name* means."""
+        return self.text("rev-parse", "--verify", "--quiet", "--end-of-options", name).strip()
 
     def blob(self, tree: str, path: str) -> bytes | None:
         """Return the file at *path* of *tree*, or None when there is none."""
@@ -263,8 +245,10 @@ class Objects:
         """Return every file below *folder* of *tree*: path → (mode, blob id)."""
         below = [f"{folder}/"] if folder else []
         out = self.text("ls-tree", "-r", "-z", "--full-tree", tree, *below)
-        rows = (row.split("\t", 1) for row in out.split("\0") if row)
-        return {path: (head.split()[0], head.split()[2]) for head, path in rows}
+        files = dict[str, tuple[str, str]]()
+        for mode, blob, path in re.findall(r"([0-9]+) [a-z]+ ([0-9a-f]+)\t([^\0]*)\0", out):
+            files[path] = (mode, blob)
+        return files
 
     def files(self, tree: str, folder: str = "") -> Iterator[tuple[str, bytes]]:
         """
@@ -273,28 +257,15 @@ class Objects:
         """
         entries = self.paths(tree, folder).items()
         ids = {path: blob for path, (mode, blob) in entries if mode in (REGULAR, EXECUTABLE)}
-        for path, (blob, data) in zip(ids, self.blobs(ids.values()), strict=True):
-            if data is None:
-                raise GitError("git-failed", f"git does not have {path}.", details=[blob])
-            yield path, data
-
-    def blobs(self, ids: Iterable[str]) -> Iterator[tuple[str, bytes | None]]:
-        """
-        Yield each of *ids* with the bytes of that file, by one call of git for all of them; None
-        for the bytes if the repository does not have it.
-        """
-        names = list(ids)
-        text = "".join(f"{name}\n" for name in names).encode()
-        out, start = self.run(["cat-file", "--batch"], stdin=text)[1], 0
-        for name in names:
+        names = "\n".join([*ids.values(), ""]).encode()
+        out, start = self.run(["cat-file", "--batch"], stdin=names)[1], 0
+        for path, blob in ids.items():
             head = out.index(b"\n", start)
             words = out[start:head].split()
-            start = head + 1
             if words[1:] == [b"missing"]:
-                yield name, None
-                continue
-            end = start + int(words[2])
-            yield name, out[start:end]
+                raise GitError("git-failed", f"git does not have {path}.", details=[blob])
+            end = head + 1 + int(words[2])
+            yield path, out[head + 1 : end]
             start = end + 1
 
     def changes(self, before: str, after: str) -> dict[str, str]:
@@ -302,8 +273,9 @@ class Objects:
         Return the paths that differ between two trees, in order: ``A``dded, ``D``eleted,
         ``M``odified or ``T``ype changed; a rename is a deletion and an addition.
         """
-        words = ["diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after]
-        parts = self.text(*words).split("\0")
+        parts = self.text(
+            "diff-tree", "-r", "-z", "--no-renames", "--name-status", before, after
+        ).split("\0")
         return dict(zip(parts[1::2], parts[::2], strict=False))
 
     def store_files(self, files: Iterable[tuple[str, str, bytes]], tree: str = "") -> str:
@@ -339,9 +311,8 @@ class Objects:
             stream.writelines(commands)
             stream.write(b'ls ""\n' + f"reset {ref}\nfrom {'0' * 40}\n\ndone\n".encode())
             stream.seek(0)
-            options = ["--quiet", "--done", "--force", "--depth=0"]
-            words = ["-c", "core.compression=1", "fast-import", *options]
-            return self.text(*words, stdin=stream).split()[2]
+            words = ["fast-import", "--quiet", "--done", "--force", "--depth=0"]
+            return self.text("-c", "core.compression=1", *words, stdin=stream).split()[2]
 
     def commit(self, tree: str, message: str, parent: str = "", *, author: str, date: str) -> str:
         """

@@ -114,7 +114,7 @@ class Reply:
 
     Attributes:
         status: Its status.
-        headers: By their names in lower case.
+        headers: By their names, in capital or small letters.
         url: Where it came from, after redirects.
         length: The number of bytes that it states for its body, or None.
         body: Empty until `read`.
@@ -125,7 +125,7 @@ class Reply:
 
     def __init__(self, response: "requests.Response", deadline: _Deadline) -> None:
         self.status, self.url, self.body = response.status_code, response.url, b""
-        self.headers = {name.lower(): value for name, value in response.headers.items()}
+        self.headers = response.headers
         self._response, self._deadline = response, deadline
         length = None if "transfer-encoding" in self.headers else self.headers.get("content-length")
         if length is not None and not re.fullmatch(r"[0-9]{1,15}", length):
@@ -346,29 +346,11 @@ def download(
             several attempts.
         disk-full: There is no room; what arrived is kept.
     """
-    resumed = partial.exists()
-    _complete(url, partial, size, on_progress, stopped or threading.Event())
-    arrived = sha256_file(partial)
-    if arrived != sha256:
-        partial.unlink()
-        if resumed:
-            return download(
-                url, partial, sha256, size=size, on_progress=on_progress, stopped=stopped
-            )
-    return arrived
-
-
-def _complete(
-    url: str,
-    partial: Path,
-    size: int,
-    on_progress: Callable[[int, int], None],
-    stopped: threading.Event,
-) -> None:
-    failures, furthest = 0, _size(partial)
+    stopped = stopped or threading.Event()
+    resumed, failures, furthest = partial.exists(), 0, _size(partial)
     while True:
         try:
-            return _resume(url, partial, size, on_progress, stopped)
+            _resume(url, partial, size, on_progress, stopped)
         except HttpFailure as error:
             if error.kind == "size" and _size(partial) >= size:
                 partial.unlink(missing_ok=True)
@@ -379,6 +361,13 @@ def _complete(
             furthest = max(have, furthest)
             if not error.retryable or failures >= ATTEMPTS or stopped.wait(PAUSE * failures):
                 raise
+            continue
+        if (arrived := sha256_file(partial)) == sha256:
+            return arrived
+        partial.unlink()
+        if not resumed:
+            return arrived
+        resumed, failures, furthest = False, 0, 0
 
 
 def _resume(

@@ -9,7 +9,6 @@ lies in it is counted, and a part stays free. Sizes are GiB, as in vLLM's flags 
 """
 
 import math
-import operator
 import os
 import platform
 import re
@@ -20,7 +19,6 @@ from typing import Any, Self
 
 import msgspec
 import psutil
-from msgspec.structs import replace
 
 from sparkwright.core import process
 from sparkwright.core.errors import CommandError
@@ -53,6 +51,8 @@ STATES = (
     ("linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
     ("mamba_num_heads", "mamba_head_dim", "ssm_state_size"),
 )
+#: The numbers of nvidia-smi, or its words for those that it does not know.
+_SIZES = re.compile(r"(\d+|\[.+\]|N/A) (\d+|\[.+\]|N/A)")
 #: Seconds that nvidia-smi may take; a busy one took more than three.
 PATIENCE = 15.0
 #: The driver's own folder of GPUs, which is there when nvidia-smi fails.
@@ -97,14 +97,12 @@ class MachineMemory(msgspec.Struct, frozen=True):
         """
         if empty:
             machine = cls.here()
-            return replace(machine, free=machine.total, tenants=())
+            return msgspec.structs.replace(machine, free=machine.total, tenants=())
         host = psutil.virtual_memory()
         total, free = host.total / GIB, process.available_megabytes() * 1e6 / GIB
         rows, failure = query("gpu=name,memory.total,memory.free")
         files = sorted(DRIVER.glob("*/information"))
-        rows = [
-            row for row in rows if all(re.fullmatch(r"\d+|\[.+\]|N/A", size) for size in row[1:])
-        ]
+        rows = [row for row in rows if _SIZES.fullmatch(" ".join(row[1:]))]
         names = [row[0] for row in rows] or [file.read_text("utf-8", "replace") for file in files]
         if not names and not failure:
             return cls(total, free, tenants=_tenants())
@@ -160,7 +158,7 @@ def _tenants(*, gpus: bool = False, resident: bool = True) -> tuple[Tenant, ...]
             sizes[running.pid] += memory.rss / GIB
             names.setdefault(running.pid, running.info["name"])
     tenants = [Tenant(pid, names[pid], size) for pid, size in sizes.items() if size >= LARGE]
-    return tuple(sorted(tenants, key=operator.attrgetter("gib"), reverse=True)[:SHOWN])
+    return tuple(sorted(tenants, key=lambda tenant: tenant.gib, reverse=True)[:SHOWN])
 
 
 def query(what: str) -> tuple[list[list[str]], str]:
@@ -176,11 +174,12 @@ def query(what: str) -> tuple[list[list[str]], str]:
     if ended.late or ended.status:
         how = f"did not end within {PATIENCE:g} s" if ended.late else f"ended by {ended.status}"
         return [], (ended.tail.splitlines() or [f"nvidia-smi {how}"])[0][:200]
-    commas = what.count(",")
-    rows = (
-        line.split(",", commas) for line in ended.tail.splitlines() if line.count(",") >= commas
-    )
-    return [[word.strip() for word in row] for row in rows], ""
+    commas, rows = what.count(","), list[list[str]]()
+    for line in ended.tail.splitlines():
+        words = re.split(r"\s*,\s*", line.strip(), maxsplit=commas)
+        if len(words) > commas:
+            rows.append(words)
+    return rows, ""
 
 
 #: A sound Spark has 110.4 GiB free of its 121.7 (NVIDIA/xr-ai#462); of the smaller one, half of the
@@ -355,11 +354,11 @@ class ServerMemory(msgspec.Struct, frozen=True):
             room = room if self.share is None else self.share * machine.total
             cache = math.floor((room - self.fixed) * 1024) / 1024
             cache = cache if self.weights else min(cache, UNKNOWN_CACHE)
-            server = replace(self, cache=max(0.0, cache))
+            server = msgspec.structs.replace(self, cache=max(0.0, cache))
         if server.share is None:
             # Rounded down: what is needed is free, so the share is.
             share = math.floor(1000 * min(server.needed / machine.total, 0.999)) / 1000
-            server = replace(server, share=max(0.001, share))
+            server = msgspec.structs.replace(server, share=max(0.001, share))
         return server
 
     def flags(self, machine: MachineMemory) -> tuple[str, ...]:
@@ -429,7 +428,7 @@ def remedies(server: ServerMemory, machine: MachineMemory, *, flags: bool = True
         both = list[Remedy]()
         for end in ends:
             for change in _flags(server, end.machine):
-                both.append(replace(change, text=f"{end.text}, and {change.text}"))
+                both.append(msgspec.structs.replace(change, text=f"{end.text}, and {change.text}"))
         results = _first_admitted(both)
     return results
 
@@ -457,7 +456,7 @@ def _flags(server: ServerMemory, machine: MachineMemory) -> Iterator[Remedy]:
     ):
         if size < LEAST_CACHE or length < min(SHORTEST, server.length):
             continue
-        changed = replace(server, cache=size, length=length, share=None)
+        changed = msgspec.structs.replace(server, cache=size, length=length, share=None)
         changes = {
             "--kv-cache-memory-bytes": f"{size * 1024:.0f}M" * (size != server.cache),
             "--gpu-memory-utilization": f"{changed.settled(machine).share:g}" * bool(server.share),
@@ -473,5 +472,5 @@ def _ends(server: ServerMemory, machine: MachineMemory) -> Iterator[Remedy]:
     for tenant in machine.tenants:
         free += tenant.gib
         names.append(f"{tenant.pid} ({tenant.name}, {tenant.gib:.1f} GiB)")
-        changed = replace(machine, free=min(free, machine.total))
+        changed = msgspec.structs.replace(machine, free=min(free, machine.total))
         yield Remedy(f"end process {', '.join(names)}", server, changed)

@@ -279,7 +279,7 @@ def output(
         ) from error
     if done.returncode:
         lines = done.stderr.splitlines()[-20:]
-        written = (variables.get(name) for name in ("TMPDIR", "UV_CACHE_DIR"))
+        written = map(variables.get, ("TMPDIR", "UV_CACHE_DIR"))
         refuse_full_disk(program, lines, *filter(None, written))
         raise CommandError(
             "command-failed", f"{program} ended with status {done.returncode}.", details=lines

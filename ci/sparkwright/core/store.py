@@ -211,12 +211,11 @@ def read_lines(path: Path, kind: Any, what: str) -> list[Any]:
     Raises:
         file-invalid: It cannot be read, is larger than `LARGEST_LINES`, or has other contents.
     """
-    decoder = msgspec.json.Decoder(kind)
     try:
         if path.stat().st_size > LARGEST_LINES:
             raise ValueError(f"it is larger than {LARGEST_LINES} bytes")
         *lines, _ = path.read_bytes().split(b"\n")
-        return [decoder.decode(line) for line in lines]
+        return list(map(msgspec.json.Decoder(kind).decode, lines))
     except (OSError, ValueError, RecursionError) as error:
         raise FileError(
             "file-invalid", f"{path} is not a valid {what}.", details=[str(error)]

@@ -89,25 +89,6 @@ def load(path: Path, kind: type[T]) -> T:
     return parse(read_text(path, limit=LARGEST), kind, str(path))
 
 
-def span(text: str, *keys: str) -> tuple[int, int]:
-    """
-    Return where the entry at the path *keys* of valid YAML begins in *text*, with its key, and
-    where its value ends, so that the rest of a file stays as a person wrote it.
-
-    Args:
-        keys: None for the whole document, without the comments before it.
-    """
-    node: Any = yaml.compose(text, Loader=yaml.SafeLoader)
-    start = node.start_mark.index
-    for key in keys:
-        name, node = next(pair for pair in node.value if pair[0].value == key)
-        start = name.start_mark.index
-    # The mark of a block is that of what follows it, after comments.
-    while isinstance(node, yaml.CollectionNode) and node.value and not node.flow_style:
-        node = node.value[-1][1] if isinstance(node, yaml.MappingNode) else node.value[-1]
-    return start, start + len(text[start : node.end_mark.index].rstrip())
-
-
 def dump(record: Any) -> str:
     """
     Return *record* as YAML in the order of its fields, with quotes where YAML would read another

@@ -266,7 +266,7 @@ def record_rows(text: str, origin: str) -> list[RecordRow]:
     with damage_guard(f"RECORD of {origin}", partial(WheelError, "wheel-invalid")):
         # One more than there may be: millions of short lines would fill the memory.
         lines = itertools.islice(filter(None, csv.reader(io.StringIO(text))), MOST_MEMBERS + 1)
-        rows = [RecordRow(*fields) for fields in lines]
+        rows = list(itertools.starmap(RecordRow, lines))
     if len(rows) > MOST_MEMBERS:
         raise WheelError("wheel-invalid", f"RECORD of {origin} has more than {MOST_MEMBERS} rows.")
     return rows

@@ -1,5 +1,5 @@
 """
-The demo's upstreams: three small git repositories, the official wheel of mini vLLM, and a model.
+The demo's upstreams: three small git repositories, and the official wheel of mini vLLM.
 
 The repositories are made from the files beside this module. Names, dates and content are fixed, so
 the commit ids are the same on every machine. After its tag, ``vllm`` has a commit that touches a
@@ -7,14 +7,10 @@ file that the series patches. Its tree holds a file with CRLF line ends and a bi
 
 The libraries of the official wheel are compiled from the unpatched tree for 12.0f, as upstream's
 release does for every card of the family. A loopback server stands for the package index.
-
-The NVFP4 weights of the model have learnt one text: which word follows a word. The words are right
-only if scales, codes and the choice of the largest scale are right.
 """
 
 import contextlib
 import http.server
-import json
 import platform
 import shutil
 import threading
@@ -73,17 +69,8 @@ FLAGS = (
     "--compress-mode=size",
 )
 
-#: No word occurs twice.
-TEXT = (
-    "a wheel is worth what its proof shows , so every patch says why it exists and each kernel "
-    "names the unit behind them ."
-)
-PROMPT, ANSWER = "A wheel", TEXT.removeprefix("a wheel ")
-#: The last one ends an answer.
-WORDS = [*TEXT.split(), "<end>"]
-
-#: E2M1 code of 6, its largest number, and of -0.5; E4M3 code of 1.
-_LEARNT, _OTHER, _ONE = 0b0111, 0b1001, 7 << 3
+#: What the program of mini vLLM prints if its scales and its library are right.
+ANSWER = " ".join(["6", "-0.5"] * 8)
 
 
 def write_repositories(folder: Path) -> dict[str, str]:
@@ -154,11 +141,10 @@ def write_base_wheel(
         compile-failed: nvcc refused a source.
     """
     tree, headers = SOURCES / "vllm", SOURCES / "cutlass"
-    sources = {
-        library: sorted(path for pattern in patterns for path in tree.glob(pattern))
-        for library, patterns in LIBRARIES.items()
-    }
-    sources[EXTERNAL] = [SOURCES / "big" / "big.cu"]
+    sources = {EXTERNAL: [SOURCES / "big" / "big.cu"]}
+    for library, patterns in LIBRARIES.items():
+        for pattern in patterns:
+            sources.setdefault(library, []).extend(sorted(tree.glob(pattern)))
     includes = (tree / "csrc", headers / "include", headers / "tools" / "util" / "include")
     host_compiler = [f"-ccbin={compiler}"] if compiler else []
     options = [*FLAGS, *host_compiler, *(f"-I{path}" for path in includes)]
@@ -179,8 +165,9 @@ def write_base_wheel(
         f"{name.info}/licenses/LICENSE": tree / "LICENSE",
     }
     contents = {member: path.read_bytes() for member, path in members.items()}
-    program = f"[console_scripts]\n{NAME} = {PACKAGE}.model:main\n"
-    contents[f"{name.info}/entry_points.txt"] = program.encode()
+    contents[f"{name.info}/entry_points.txt"] = (
+        f"[console_scripts]\n{NAME} = {PACKAGE}.model:main\n".encode()
+    )
     metadata = (
         f"Metadata-Version: 2.4\nName: {NAME}\nVersion: {VERSION}\n"
         "Requires-Python: >=3.9\nLicense-File: LICENSE\n"
@@ -217,17 +204,3 @@ def serve(folder: Path) -> Iterator[str]:
             yield f"http://127.0.0.1:{server.server_port}"
         finally:
             server.shutdown()
-
-
-def write_model(folder: Path) -> Path:
-    """Write the model to *folder*, and return it; the same bytes each time."""
-    blocks = -(-len(WORDS) // 16)
-    rows = bytearray()
-    for word in range(len(WORDS)):
-        codes = [_LEARNT if to == word + 1 else _OTHER for to in range(16 * blocks)]
-        rows += bytes(low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True))
-        rows += bytes([_ONE] * blocks)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"words": WORDS, "scale": 0.5}), "utf-8")
-    (folder / "weights.nvfp4").write_bytes(rows)
-    return folder

@@ -62,6 +62,11 @@ class RunContext:
         return read_lock(self.project)
 
     @property
+    def grafts(self) -> list[str]:
+        """The forks to work on that compile libraries into an official wheel."""
+        return [fork for fork in self.forks if self.project.fork(fork).build == "graft"]
+
+    @property
     def machine(self) -> str:
         """The machine that wheels are built for: ``x86_64`` or ``aarch64``, as Python names it."""
         return self.target or platform.machine()

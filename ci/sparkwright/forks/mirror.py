@@ -26,15 +26,17 @@ from sparkwright.forks.stack import SourceError, SourceUnreachable
 #: Seconds that a host has to say which commit a ref is.
 PATIENCE = 30
 
-#: The settings of a partial clone, in which missing files are no error (git-clone(1), --filter).
-#: They are given on the command line and not in the mirror's own configuration, with which every
-#: command that meets a missing object would try to fetch it, again and again if the mirror is
-#: damaged.
+#: The settings of a fetch into a partial clone, in which missing files are no error (git-clone(1),
+#: --filter). They are given on the command line and not in the mirror's own configuration, with
+#: which every command that meets a missing object would try to fetch it, again and again if the
+#: mirror is damaged.
 _BLOBLESS = (
     "-c",
     "remote.upstream.promisor=true",
     "-c",
     "remote.upstream.partialCloneFilter=blob:none",
+    "-c",
+    "fetch.unpackLimit=1",
 )
 
 #: Where the history of a branch or pull request is kept, by its name at the host.
@@ -77,13 +79,14 @@ class Mirror:
             details = ["no branch and no tag is offered: is this a git repository?"]
             raise self._unreachable("does not answer", details)
         commits = dict(line.split("\t")[::-1] for line in out.splitlines())
-        return next((commits[ref] for ref in wanted if ref in commits), None)
+        return next(filter(None, map(commits.get, wanted)), None)
 
     def _offered(self, *refs: str) -> str:
         """Return what the host offers of *refs* (of all if there are none), a line for each."""
-        words = ["ls-remote", "--quiet", "--", self.address, *refs]
         try:
-            return self._objects.text(*words, timeout=PATIENCE)
+            return self._objects.text(
+                "ls-remote", "--quiet", "--", self.address, *refs, timeout=PATIENCE
+            )
         except GitError as error:
             raise self._unreachable("does not answer", error.details) from error
 
@@ -142,7 +145,7 @@ class Mirror:
             offline, source-unreachable: As `commit`; the latter, too, where the host lacks a file.
         """
         if missing := self._objects.missing(ids):
-            wanted = "".join(f"{name}\n" for name in missing).encode()
+            wanted = "\n".join([*missing, ""]).encode()
             what = f"offer {len(missing)} files of its own commits"
             with self._held():
                 self._fetch([], what, "--stdin", stdin=wanted)
@@ -186,12 +189,8 @@ class Mirror:
     ) -> None:
         # The address is given each time: it follows the mirror map of the run, and no other git
         # command may find it. Blobs that are wanted by id are not negotiated.
-        settings = [
-            *_BLOBLESS,
-            *("-c", f"remote.upstream.url={self.address}"),
-            *("-c", "fetch.unpackLimit=1"),
-            *(("-c", "fetch.negotiationAlgorithm=noop") if stdin else ()),
-        ]
+        settings = [*_BLOBLESS, "-c", f"remote.upstream.url={self.address}"]
+        settings += ["-c", "fetch.negotiationAlgorithm=noop"] if stdin else []
         fetch = ["fetch", "--progress", "--no-tags", "--no-write-fetch-head", "--filter=blob:none"]
         # git bounds no time in which a connection comes about.
         if not self.address.startswith("file://"):
@@ -212,14 +211,15 @@ class Mirror:
 
     def _online(self, what: str) -> None:
         if self._offline:
-            where = redact_credentials(self.url)
-            raise SourceUnreachable("offline", f"{what} of {where} is not in the store.")
+            raise SourceUnreachable(
+                "offline", f"{what} of {redact_credentials(self.url)} is not in the store."
+            )
 
     def _unreachable(self, what: str, details: Sequence[str]) -> SourceError:
         return SourceUnreachable(
             "source-unreachable",
             f"{redact_credentials(self.address)} {what}.",
-            details=[redact_credentials(line) for line in details],
+            details=list(map(redact_credentials, details)),
         )
 
 

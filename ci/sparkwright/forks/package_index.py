@@ -95,8 +95,8 @@ def _configured() -> str:
             details=str(error).splitlines(),
             todo=f"Correct it, or name the index with {VARIABLES[0]}.",
         ) from error
-    sections = (pip.get(name, "index-url", fallback="") for name in ("install", "global"))
-    return next(filter(None, sections), "")
+    own = pip.get("install", "index-url", fallback="")
+    return own or pip.get("global", "index-url", fallback="")
 
 
 def files(project: str) -> tuple[IndexFile, ...]:
@@ -173,7 +173,7 @@ def offers(project: str, version: str, suffix: str) -> list[IndexFile]:
         source-unreachable: As `files`, or the index offers none.
     """
     # A wheel with a build number may be of another commit; tags begin with a letter.
-    begin, end = (re.escape(comparable(text)) for text in (f"{project}-{version}", suffix))
+    begin, end = re.escape(comparable(f"{project}-{version}")), re.escape(comparable(suffix))
     name = re.compile(rf"{begin}{'(_[a-z].*)?' if suffix == '.whl' else ''}{end}")
     offered = [file for file in files(project) if name.fullmatch(comparable(file.name))]
     if not offered:

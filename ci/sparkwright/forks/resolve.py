@@ -146,8 +146,11 @@ class _Resolver:
         """Return the locks of the vendored source *name* and of the submodules below it."""
         without = self._fork.vendored[name].without if name in self._fork.vendored else ()
         commit = source.ref if len(source.ref) == 40 else ""
-        spec = GitSpec(source.url, source.ref, commit, without)
-        git = self._git(f"vendored/{name}", spec, self._earlier.vendored.get(name))
+        git = self._git(
+            f"vendored/{name}",
+            GitSpec(source.url, source.ref, commit, without),
+            self._earlier.vendored.get(name),
+        )
         git, submodules = self.submodules(git, f"{name}/", source.modules)
         entry = msgspec.structs.replace(source, commit=git.commit, tree=git.tree, without=without)
         return {name: entry, **submodules}
@@ -207,11 +210,10 @@ class _Resolver:
                 raise
             why = redact_credentials(" · ".join([error.what, *error.details[-1:]]))
             commit, tree = spec.commit or UNRESOLVED, UNRESOLVED
-            names = (spec.url, spec.ref)
             if (
                 earlier
                 and earlier.commit != UNRESOLVED
-                and (earlier.url, earlier.ref) == names
+                and (earlier.url, earlier.ref) == (spec.url, spec.ref)
                 and earlier.commit.startswith(spec.commit)
             ):
                 commit, tree = earlier.commit, earlier.tree
@@ -289,8 +291,9 @@ class _Resolver:
         size = package_index.obtain(store, spec.name, name, sha256).stat().st_size
         file = FileLock(spec.name, spec.version, name, sha256, size, folder)
         if folder or isinstance(spec, SdistSpec):
-            tree = package_index.import_file(self._context, file)
-            file = msgspec.structs.replace(file, tree=tree)
+            file = msgspec.structs.replace(
+                file, tree=package_index.import_file(self._context, file)
+            )
         return file
 
 
@@ -311,13 +314,11 @@ def submodules(objects: Objects, tree: str, base: str) -> dict[str, tuple[str, s
     )
     if status and objects.blob(tree, MODULES) is not None:
         raise SourceError("declaration-unsafe", f"git cannot read {MODULES} of tree {tree}.")
-    entries = (entry.partition("\n") for entry in out.decode("utf-8", "replace").split("\0"))
-    fields = {key: value for key, _, value in entries}
-    urls = {
-        value.rstrip("/"): fields.get(f"{key.removesuffix('path')}url", "")
-        for key, value in fields.items()
-        if key.startswith("submodule.") and key.endswith(".path")
-    }
+    text, urls = out.decode("utf-8", "replace"), dict[str, str]()
+    fields = dict(re.findall(r"([^\n\0]*)\n([^\0]*)\0", text))
+    for key, value in fields.items():
+        if key.startswith("submodule.") and key.endswith(".path"):
+            urls[value.rstrip("/")] = fields.get(f"{key.removesuffix('path')}url", "")
     return {
         require_safe(path, MODULES): (absolute(urls.get(path, ""), base), commit)
         for path, commit in sorted(objects.submodules(tree).items())
@@ -380,16 +381,15 @@ def prove(
         return None
     generated = sources.sdist.generated if sources.sdist and sources.proof == "sdist" else ()
     trees = {
-        f"{path}/": objects.resolve(f"{entry.commit}^{{tree}}")
+        path: objects.resolve(f"{entry.commit}^{{tree}}")
         for path, entry in locked.submodules.items()
         if objects.has(f"{entry.commit}^{{commit}}")
     }
     # A wheel does not say which of its files are executable.
     modes = {EXECUTABLE: REGULAR} if sources.proof == "wheel" else {}
     commit = {
-        folder + path: (modes.get(mode, mode), blob)
-        for folder, tree in {"": git.tree, **trees}.items()
-        for path, (mode, blob) in objects.paths(tree).items()
+        path: (modes.get(mode, mode), blob)
+        for path, (mode, blob) in objects.paths(objects.with_folders(git.tree, trees)).items()
         if mode != SUBMODULE
     }
     released = objects.paths(package_index.import_file(context, file))
@@ -428,17 +428,13 @@ def prove(
 
 def unresolved(project: Project, lock: Lock) -> list[str]:
     """Return, a line each, what *lock* could not pin."""
-    lines = []
+    lines = list[str]()
     for name, fork in lock.forks.items():
-        sources = {"": fork.git} if fork.git else {}
-        sources |= {f"{inner}, ": entry for inner, entry in fork.vendored.items()}
-        lines += [
-            f"{name}: {inner}{entry.ref} of {entry.url}"
-            for inner, entry in sources.items()
-            if not entry.resolved
-        ]
-        lines += [
-            f"{name}: base wheel for {machine}"
-            for machine in sorted(project.fork(name).bases.keys() - fork.bases.keys())
-        ]
+        if fork.git and not fork.git.resolved:
+            lines.append(f"{name}: {fork.git.ref} of {fork.git.url}")
+        for inner, entry in fork.vendored.items():
+            if not entry.resolved:
+                lines.append(f"{name}: {inner}, {entry.ref} of {entry.url}")
+        for machine in sorted(project.fork(name).bases.keys() - fork.bases.keys()):
+            lines.append(f"{name}: base wheel for {machine}")
     return lines

@@ -283,14 +283,14 @@ class Project:
         self.spec = strict_yaml.load(self.stack_file, StackSpec)
         self.suffix = f"-{arch}" if arch not in ("", self.spec.arch) else ""
         if self.suffix:
-            others = [path.stem for path in self.build_folder.glob("archs-*.yaml")]
+            files = self.build_folder.glob("archs-*.yaml")
+            others = sorted(path.stem.removeprefix("archs-") for path in files)
             # The same holds for the name of an architecture.
-            if f"archs{self.suffix}" not in others:
-                archs = [self.spec.arch, *(name.removeprefix("archs-") for name in sorted(others))]
+            if arch not in others:
                 raise SourceError(
                     "not-provided",
                     f"Stack {stack} has no arch rules for {arch}.",
-                    details=[f"architectures: {', '.join(archs)}"],
+                    details=[f"architectures: {', '.join([self.spec.arch, *others])}"],
                     todo=f"Write build/{stack}/archs{self.suffix}.yaml.",
                 )
             self.spec = msgspec.structs.replace(
@@ -413,7 +413,7 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     @property
     def submodules(self) -> dict[str, VendoredLock]:
         """The submodules of the git source, and theirs, by path."""
-        below = tuple(f"{name}/" for name in self.fetched)
+        below = tuple(map("{}/".format, self.fetched))
         return {
             path: entry
             for path, entry in self.vendored.items()
@@ -430,7 +430,7 @@ class ForkLock(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     def unresolved(self, names: Iterable[str]) -> list[str]:
         """Return which of the vendored sources *names*, and those below them, are not resolved."""
         wanted = tuple(names)
-        below = tuple(f"{name}/" for name in wanted)
+        below = tuple(map("{}/".format, wanted))
         return [
             name
             for name in sorted({*wanted, *self.vendored})

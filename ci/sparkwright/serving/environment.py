@@ -76,11 +76,12 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
         # The folder was openai/ up to 0.31, launchers/ in 0.32, and is common/ in 0.33.
         interfaces = self.package.glob("entrypoints/*/cli_args.py")
         paths = (self.package / "engine" / "arg_utils.py", *interfaces)
+        names = frozenset[str]()
         try:
-            trees = [ast.parse(read_bytes(path, limit=LARGEST)) for path in paths]
+            for path in paths:
+                names |= set(_flags(ast.parse(read_bytes(path, limit=LARGEST))))
         except (FileError, SyntaxError, ValueError, RecursionError):
             return frozenset()
-        names = frozenset(name for tree in trees for name in _flags(tree))
         return names if {"--max-model-len", "--host"} <= names else frozenset()
 
     def check(self, words: Sequence[str], options: Collection[str] = ()) -> None:
@@ -100,7 +101,7 @@ class ServingEnvironment(msgspec.Struct, frozen=True):
                 wrong.append(f"{flag}: {reason}")
             elif names and argument.name not in names:
                 similar = difflib.get_close_matches(argument.name, [*names, *options], 1, 0.7)
-                wrong.append(f"{flag:.80}: unknown" + "".join(f"; perhaps {s}" for s in similar))
+                wrong.append("; perhaps ".join([f"{flag:.80}: unknown", *similar]))
         if wrong:
             raise FlagError(
                 "flag-unknown",

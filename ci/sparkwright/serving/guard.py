@@ -183,7 +183,7 @@ def descendants(process: int) -> list[int]:
     for parent in results:
         for children in Path(f"/proc/{parent}/task").glob("*/children"):
             with contextlib.suppress(OSError):
-                results += [int(pid) for pid in children.read_text().split()]
+                results += map(int, children.read_text().split())
     return [pid for pid in results[1:] if pid != os.getpid()]
 
 
@@ -206,11 +206,10 @@ def start(floor: float, limit: float, model: Path, peers: list[int]) -> None:
     with contextlib.suppress(OSError):
         records().mkdir(parents=True, exist_ok=True)
     record = records() / f"{os.getpid()}.json"
-    sizes = [str(round(size * 2**30)) for size in (floor, limit)]
+    sizes = str(round(floor * 2**30)), str(round(limit * 2**30))
     arguments = (str(os.getpid()), *sizes, str(record), str(model.absolute()))
-    descriptors = map(str, peers)
     subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, *arguments, "/proc", *descriptors],
+        [sys.executable, "-I", "-S", __file__, *arguments, "/proc", *map(str, peers)],
         pass_fds=peers,
         stdin=subprocess.DEVNULL,
         stdout=2,

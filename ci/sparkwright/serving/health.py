@@ -6,6 +6,7 @@ cluster is lost. So tokens are requested, and the counters are read before and a
 they are the right ones is a question for the canary of the release, which costs more.
 """
 
+import math
 import time
 from pathlib import Path
 from typing import Literal
@@ -62,7 +63,7 @@ def check(url: str, patience: float, key: str = "") -> Health:
         UsageError: *url* is no address, or refuses requests (a missing key, another server).
     """
     client = Client(url, deadline=patience, key=key)
-    before = _counters(client)
+    before = counters(client)
     try:
         answer = client.complete("A", max_tokens=TOKENS, ignore_eos=True)
     except ServerInvalid as error:
@@ -74,8 +75,8 @@ def check(url: str, patience: float, key: str = "") -> Health:
                 f"{url} refuses requests: {error.message}",
                 todo="Set VLLM_API_KEY if it requires a key; else check the address.",
             ) from error
-        after = _counters(client)
-        moved = [name for name, count in after.items() if count > before.get(name, count)]
+        after = counters(client)
+        moved = [name for name in MOVING if after.get(name, 0) > before.get(name, math.inf)]
         if moved and not error.status:
             return Health("busy", f"no token in {patience:g} s, but {moved[0]} increases")
         return Health("stuck", f"{error.message}; no counter increases")
@@ -88,13 +89,12 @@ def check(url: str, patience: float, key: str = "") -> Health:
     return Health("serving", "an answer came")
 
 
-def _counters(client: Client) -> dict[str, float]:
-    """Return the counters of `MOVING` that the server states."""
+def counters(client: Client) -> dict[str, float]:
+    """Return the server's metrics; none if it does not have them."""
     try:
-        metrics = client.metrics()
+        return client.metrics()
     except ServerInvalid:
         return {}
-    return {name: metrics[name] for name in MOVING if name in metrics}
 
 
 def compare_with_canary(url: str, root: Path, key: str = "") -> str:

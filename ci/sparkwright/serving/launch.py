@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 import psutil
-from msgspec.structs import replace
 
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import model_digest
@@ -124,11 +123,6 @@ class ServingPlan(msgspec.Struct, frozen=True):
     warm: Path | None
     warnings: tuple[str, ...]
 
-    @property
-    def command(self) -> list[str]:
-        """The command line of the server."""
-        return self.launch.command(self.request.port, self.request.host)
-
     def document(self) -> dict[str, Any]:
         """Return the plan for people and programs, without the values of secrets."""
         environment, marker = self.environment, self.environment.marker
@@ -143,7 +137,7 @@ class ServingPlan(msgspec.Struct, frozen=True):
             "name": self.launch.name,
             "nodes": self.nodes,
             "warm": str(self.warm or ""),
-            "command": redact(self.command),
+            "command": redact(self.launch.command(self.request.port, self.request.host)),
             "variables": {
                 name: "(set)" if SECRET.search(name) else redact([value])[0]
                 for name, value in sorted(self.launch.variables.items())
@@ -217,13 +211,13 @@ def plan(
     audit = modules.audit(model.checkpoint) if model.checkpoint else None
     server = _memory(request, recipe, words, machine, model, audit, parts, environment.vllm)
     drafts = _drafts(request, words, variables) / GIB / (flags.number(words, TENSOR) or 1)
-    server = replace(server, weights=server.weights + drafts)
+    server = msgspec.structs.replace(server, weights=server.weights + drafts)
     start = LaunchPlan(python, model.path, words, variables)
     pack, warm, note = _choose_pack(environment, recipe, start, make=not request.dry_run)
     if pack and warm:
         variables = {**cache_variables(warm), **variables}
         # Tuning that a pack makes needless takes no memory beside the cache.
-        server = replace(server, autotune=0.0 if pack.tables else server.autotune)
+        server = msgspec.structs.replace(server, autotune=0.0 if pack.tables else server.autotune)
     variables = {**shared_variables(machine, server.floor, environment.package), **variables}
     words = flags.merge(server.flags(machine), words)
     faults = preflight.rules(
@@ -533,10 +527,10 @@ def _memory(
         server = recipe.memory(machine, version=vllm)
         floor = server.floor if request.floor is None else machine.floor(request.floor)
         weights = weights or server.weights * recipe.nodes / parts
-        server = replace(server, weights=weights, floor=floor)
+        server = msgspec.structs.replace(server, weights=weights, floor=floor)
     offloaded = sum(flags.number(words, name) or 0.0 for name in OFFLOADED) if machine.shared else 0
     cache, length = flags.number(words, CACHE), flags.value(words, "--max-model-len")
-    return replace(
+    return msgspec.structs.replace(
         server,
         reserve=server.reserve + offloaded,
         cache=cache / GIB if cache else server.cache,

@@ -1,6 +1,7 @@
 """The model to serve: a folder, or a name in this machine's model cache, and complete."""
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -173,10 +174,10 @@ def _read(path: Path, commit: str = "") -> LocalModel:
             f"{path} holds no model: there is no config.json.",
             details=[f"it holds: {', '.join(names[:8])}"],
         )
-    tensors = [path / name for name in names if name.endswith(".safetensors")]
+    tensors = sorted(path.glob("*.safetensors"))
     if "config.json" not in names:
-        return LocalModel(path, commit, sum(file.stat().st_size for file in tensors))
+        return LocalModel(path, commit, sum(map(os.path.getsize, tensors)))
     if not tensors and (unread := [path / name for name in names if name.endswith(UNREAD)]):
-        return LocalModel(path, commit, sum(file.stat().st_size for file in unread))
+        return LocalModel(path, commit, sum(map(os.path.getsize, unread)))
     model = checkpoint.read(path)
     return LocalModel(path, commit, sum(t.bytes for t in model.tensors.values()), model)

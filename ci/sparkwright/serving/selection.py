@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from sparkwright.bench.server import flags
 from sparkwright.core import process
@@ -42,7 +41,6 @@ class Selection(msgspec.Struct, frozen=True):
         unresolved: Why this machine could not decide; empty if it makes the model.
         line: Where in vLLM it ended.
         questions: The operators of compiled libraries that vLLM asked.
-        lacks: Requirements of vLLM that are not installed; one may be why it refuses or chooses.
     """
 
     versions: dict[str, str]
@@ -52,7 +50,6 @@ class Selection(msgspec.Struct, frozen=True):
     unresolved: str = ""
     line: str = ""
     questions: tuple[str, ...] = ()
-    lacks: tuple[str, ...] = ()
 
 
 def select(
@@ -102,4 +99,4 @@ def select(
     for kind, kernels in first.rows.items():
         if kernels != last.rows.get(kind):
             otherwise[kind] = last.rows.get(kind, {})
-    return replace(first, otherwise=otherwise)
+    return msgspec.structs.replace(first, otherwise=otherwise)

@@ -9,13 +9,10 @@ memory. No kernel and no compiled library is loaded: what the wheel lists is tak
 what vLLM asks it gets ANSWER (yes or no), and is listed. Prints JSON.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 import json
 import os
-import re
 import sys
 import tempfile
 import traceback
@@ -49,7 +46,7 @@ class Operator:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def __getattr__(self, name: str) -> Operator:
+    def __getattr__(self, name: str) -> "Operator":
         if name.startswith("__"):
             raise AttributeError(name)
         return Operator(f"{self.name}::{name}")
@@ -209,11 +206,6 @@ def main() -> None:
     for name in ("vllm", "torch", "triton", "flashinfer-python"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             answer["versions"][name] = metadata.version(name)
-    lacks = []
-    for requirement in metadata.requires("vllm") or ():
-        name = re.split(r"[^\w.-]", requirement)[0]
-        if ";" not in requirement and not any(metadata.distributions(name=name)):
-            lacks.append(name)
     rows: dict[str, Counter[str]] = defaultdict(Counter)
     try:
         import torch
@@ -224,7 +216,7 @@ def main() -> None:
                 rows[chosen[0]][chosen[1]] += 1
     except (Exception, SystemExit) as error:  # every error of vLLM is an answer
         answer |= refusal(*inspections[:1] or [error])
-    answer |= {"rows": rows, "questions": sorted(Operator.questions), "lacks": lacks}
+    answer |= {"rows": rows, "questions": sorted(Operator.questions)}
     print(f"\n{json.dumps(answer)}", flush=True)  # noqa: T201  the program's output
     os._exit(0)
 

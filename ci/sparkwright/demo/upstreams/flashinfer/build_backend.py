@@ -1,7 +1,5 @@
 """The build backend: setuptools, after the kernel sources have been copied into the package."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The extension libraries, loaded when they are first used."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from pathlib import Path
