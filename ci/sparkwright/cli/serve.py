@@ -14,8 +14,8 @@ import msgspec
 from sparkwright.bench.server import peers
 from sparkwright.bench.server.server_log import LONGEST
 from sparkwright.cli import options
+from sparkwright.client import ClientError
 from sparkwright.client.environment import default_prefix
-from sparkwright.client.errors import ClientError
 from sparkwright.core import config
 from sparkwright.core.arguments import redact, shell_lines
 from sparkwright.core.console import console, duration, size

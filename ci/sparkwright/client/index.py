@@ -23,7 +23,7 @@ from tuf.api.metadata import Metadata, Root
 from tuf.ngclient import Updater, UpdaterConfig
 from tuf.ngclient.fetcher import FetcherInterface
 
-from sparkwright.client.errors import ClientError
+from sparkwright.client import ClientError
 from sparkwright.client.folders import locked_folder, own_folder, remove_unfinished
 from sparkwright.client.records import (
     LARGEST_RELEASE,

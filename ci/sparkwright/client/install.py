@@ -23,7 +23,7 @@ from packaging.markers import Environment, default_environment
 from packaging.tags import Tag, sys_tags
 from uv import find_uv_bin
 
-from sparkwright.client import environment, locked_wheels
+from sparkwright.client import ClientError, environment, locked_wheels
 from sparkwright.client.environment import (
     CANARY,
     LISTING,
@@ -36,7 +36,6 @@ from sparkwright.client.environment import (
     Marker,
     Prefix,
 )
-from sparkwright.client.errors import ClientError
 from sparkwright.client.folders import (
     check_room,
     locked_folder,

@@ -33,7 +33,7 @@ from packaging.pylock import PackageWheel, Pylock, PylockSelectError, PylockVali
 from packaging.tags import Tag
 from packaging.utils import canonicalize_name
 
-from sparkwright.client.errors import ClientError
+from sparkwright.client import ClientError
 from sparkwright.client.folders import check_room, own_folder
 from sparkwright.client.records import FileEdit, Overlay
 from sparkwright.core import files, http, zips

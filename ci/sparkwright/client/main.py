@@ -15,9 +15,8 @@ from typing import Any
 import platformdirs
 
 from sparkwright import __version__
-from sparkwright.client import COMMANDS, install as installation
+from sparkwright.client import COMMANDS, ClientError, install as installation
 from sparkwright.client.environment import Marker, Prefix, default_prefix
-from sparkwright.client.errors import ClientError
 from sparkwright.client.folders import without_links
 from sparkwright.client.index import Index, newest_first, open_index, seen_states
 from sparkwright.client.records import CHANNELS

@@ -31,8 +31,7 @@ from sparkwright.core.store import read_lines
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED, read_verdicts, verdict_digest
 from sparkwright.gates.core.verdict import ORDER, Attempt, Ladder, Verdict, declarations
-from sparkwright.release import canary
-from sparkwright.release.errors import ReleaseError
+from sparkwright.release import ReleaseError, canary
 from sparkwright.release.policy import ForkRule, GateRule, ReleasePolicy
 from sparkwright.release.wheel_facts import WheelFacts
 

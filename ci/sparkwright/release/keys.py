@@ -22,7 +22,7 @@ from tuf.api.metadata import Root
 
 from sparkwright.core.files import list_folder, read_bytes
 from sparkwright.core.store import flush, locked_in_place, replacing, translate_disk_full
-from sparkwright.release.errors import ReleaseError
+from sparkwright.release import ReleaseError
 
 if TYPE_CHECKING:
     from sparkwright.release.policy import Identity

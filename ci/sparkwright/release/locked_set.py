@@ -22,7 +22,7 @@ from sparkwright.client.locked_wheels import LockedWheel
 from sparkwright.core import http, process
 from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError
-from sparkwright.release.errors import ReleaseError
+from sparkwright.release import ReleaseError
 from sparkwright.release.policy import SetRule
 
 #: Lines of uv's explanation that are shown.

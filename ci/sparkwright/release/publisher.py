@@ -20,7 +20,7 @@ from packaging.version import Version
 
 import sparkwright
 from sparkwright.builder.wheel import archive
-from sparkwright.client.errors import ClientError
+from sparkwright.client import ClientError
 from sparkwright.client.index import CARRIED_ADDRESS, CARRIED_ROOT
 from sparkwright.client.records import (
     Channel,
@@ -36,11 +36,11 @@ from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
 from sparkwright.release import (
+    ReleaseError,
     release_draft,
     repository,
     wheel_facts,
 )
-from sparkwright.release.errors import ReleaseError
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import ReleasePolicy
 from sparkwright.release.repository import ClientWheel, IndexEntry, IndexFolder, Transaction

@@ -14,8 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from sparkwright.builder import pylock
-from sparkwright.client import install, locked_wheels
-from sparkwright.client.errors import ClientError
+from sparkwright.client import ClientError, install, locked_wheels
 from sparkwright.client.records import (
     LARGEST_PACK,
     ForkSource,
@@ -41,8 +40,7 @@ from sparkwright.core.files import (
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import capability
-from sparkwright.release import decision, locked_set, pages, wheel_facts
-from sparkwright.release.errors import ReleaseError
+from sparkwright.release import ReleaseError, decision, locked_set, pages, wheel_facts
 from sparkwright.release.policy import ReleasePolicy, SetRule
 
 #: What the files of a release hold, wheels not included.

@@ -36,7 +36,7 @@ from tuf.api.metadata import (
 )
 from tuf.api.serialization import DeserializationError
 
-from sparkwright.client.errors import ClientError
+from sparkwright.client import ClientError
 from sparkwright.client.index import require_distinct_keys
 from sparkwright.client.records import (
     LARGEST_RELEASE,
@@ -49,8 +49,7 @@ from sparkwright.client.records import (
 )
 from sparkwright.core.files import Sha256, canonical, read_bytes, sha256_bytes, sha256_file
 from sparkwright.core.store import UNFINISHED, flush, locked, replacing, translate_disk_full
-from sparkwright.release import pages
-from sparkwright.release.errors import ReleaseError
+from sparkwright.release import ReleaseError, pages
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import Roles
 

@@ -20,8 +20,7 @@ from sparkwright.core.errors import UsageError
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.ladder import SERVED, is_transient
 from sparkwright.gates.core.verdict import Verdict
-from sparkwright.release import policy as release_policy
-from sparkwright.release.errors import ReleaseError
+from sparkwright.release import ReleaseError, policy as release_policy
 
 #: The reference of a kernel's log that this user may not read.
 HIDDEN = "kernel-log-hidden"
