@@ -28,6 +28,7 @@ SMALL = replace(
     probe=replace(POLICY.probe, matrix=8, stream=8, warmup=0.0, seconds=0.02, readings=3, timeout=60),
     discrete_floor=1,
     max_other_load=1.0,
+    recent=30,
 )
 NORMAL = (state_checks.Reading(0.00113, 0.0023), state_checks.Reading(0.00115, 0.0023), state_checks.Reading(0.00117, 0.0023))
 QUIET = state_checks.Snapshot(gemv=0.00115, temperature=55, other_load=0.01)

@@ -282,6 +282,27 @@ def test_both_orders_occur_and_no_two_measurements_share_prompts(tmp_path: Path)
     assert len(servers.seeds) == len(set(servers.seeds)) == len(legs(tmp_path / "j"))
 
 
+@pytest.mark.parametrize(("recent", "first"), [(0.0, 2), (1e4, 1)])
+def test_a_recent_state_after_a_measurement_is_that_before_the_next_one(recent: float, first: int, tmp_path: Path) -> None:
+    """Only the first measurement of a launch then has a probe before it; one that found the machine slow is not that before the next."""
+    servers = SimulatedServers(Noise(slow=lambda now: 300 < now < 340))
+    servers.policy, probes = replace(MACHINE, recent=recent), list[state_checks.Snapshot]()
+    seen = servers.snapshot
+
+    def counted() -> state_checks.Snapshot:
+        probes.append(seen())
+        return probes[-1]
+
+    with patch.object(servers, "snapshot", counted):
+        outcome = ran(tmp_path / "j", servers)
+    measured = legs(tmp_path / "j")
+    assert (state(outcome), any(leg.discarded for leg in measured)) == ("pass", True)
+    repeated = sum(leg.discarded for leg in measured)
+    launches = len({leg.launch for leg in measured})
+    expected = 2 * len(measured) if first == 2 else len(measured) + launches + repeated
+    assert expected <= len(probes) <= expected + 4 * repeated
+
+
 def test_a_settled_cell_is_not_measured_again(tmp_path: Path) -> None:
     """Once its series have passed, later blocks spend their time on the others."""
     ran(tmp_path / "j", SimulatedServers(Noise(cells={MANY.concurrency: 0.012})))

@@ -340,7 +340,8 @@ REASONS: Mapping[str, str] = {
 }
 
 #: Blocks in which a cell of an equal wheel is measured on a typical machine, without the A/A block
-#: [measured by ci/bench/gate_simulation.py]; seconds around a load [measured: docs/rehearsal].
+#: [measured by ci/bench/gate_simulation.py]; seconds around a load [measured
+#: with a probe before and after each: docs/rehearsal].
 USUAL_BLOCKS, AROUND_S = 5, 8.0
 
 _UNSAFE = re.compile(r"[^a-z0-9]+")

@@ -227,18 +227,22 @@ def measure(
     cell: WorkloadCell,
     blank: Measurement,
     seed: int,
+    before: state_checks.Snapshot | None = None,
 ) -> Measurement:
     """
     Return *blank* with the result of a load on *server*, and the reasons if it does not count.
 
     If the server ended, its reason is the first; `before` is None if it ended before the load.
+
+    Args:
+        before: The state of the machine now; None if it is to be seen.
     """
     blank = replace(blank, began=time.time())
     if not server.guard():
         return _ended(server, blank)
     spec = run_spec.load(server, cell, seed)
     client = server.client(deadline=COUNTERS_TIMEOUT_S)
-    before = run_spec.machine.snapshot()
+    before = before or run_spec.machine.snapshot()
     started = replace(blank, before=before)
     try:
         counters = client.metrics()
@@ -589,7 +593,7 @@ class Runner:
         self._attempts = spec.machine.policy.discards + 1
         #: Measurements since the last complete launch.
         self._legs: list[Measurement] = []
-        self._turn_seconds = 0.0
+        self._turn_seconds = self._measured_at = 0.0
         self.decision: Decision | None = None
         self.stopped: tuple[State, Reason] | None = None
         policy = spec.policy
@@ -716,8 +720,9 @@ class Runner:
             leg = replace(blank, attempt=attempt)
             texts = cell.name in self._spec.texts
             seed = prompts_seed(self._journal.begun.seed, leg, texts=texts)
-            result = measure(self._spec, server, cell, leg, seed)
+            result = measure(self._spec, server, cell, leg, seed, self._state_before())
             self._legs.append(result)
+            self._measured_at = monotonic()
             if result.counts:
                 return
             reason = result.reasons[0]
@@ -738,6 +743,16 @@ class Runner:
         text = f"{self._attempts} times in a row: {reason.message} ({reason.reference})"
         passing = reason.reference in state_checks.REASONS
         raise _Stop(Reason(state_checks.UNSTEADY if passing else reason.reference, text))
+
+    def _state_before(self) -> state_checks.Snapshot | None:
+        """
+        Return the state after the last measurement of this launch, if that is recent and nothing is
+        wrong with it: a probe takes seconds, of two hundred in a night.
+        """
+        machine = self._spec.machine
+        after = self._legs[-1].after if self._legs else None
+        recent = monotonic() - self._measured_at < machine.policy.recent
+        return after if after and recent and not machine.disturbances(after, after) else None
 
     def _sized(self, cell: WorkloadCell, block: int) -> WorkloadCell:
         """

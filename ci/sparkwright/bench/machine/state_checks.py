@@ -93,6 +93,8 @@ class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         cooldown: Seconds to wait before such a repetition.
         preheat: Seconds of work before a session.
         max_other_load: Maximum share of the processors' time that other programs use.
+        recent: Seconds for which the state after a measurement is that before the next one; 0 for a
+            probe before each.
     """
 
     probe: ProbePolicy
@@ -103,6 +105,7 @@ class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cooldown: Seconds
     preheat: Seconds
     max_other_load: Annotated[float, Meta(gt=0, le=1)]
+    recent: Seconds
 
 
 class Snapshot(msgspec.Struct, frozen=True):
