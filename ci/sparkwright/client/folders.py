@@ -66,11 +66,9 @@ def without_links(path: Path) -> Path:
     return result
 
 
-def locked_folder(
-    folder: Path, name: str = ".lock", *, wait: bool = True, seconds: float = -1
-) -> contextlib.AbstractContextManager[None]:
+def locked_folder(folder: Path, name: str = ".lock") -> contextlib.AbstractContextManager[None]:
     """Hold the lock *name* of *folder*, which is made as by `own_folder`, as `locked`."""
-    return locked(own_folder(folder) / name, str(folder), wait=wait, seconds=seconds)
+    return locked(own_folder(folder) / name, str(folder))
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -112,10 +112,10 @@ def fetch(url: str, limit: int, seconds: float) -> bytes | None:
 
 
 class _Fetcher(FetcherInterface):
-    """Fetches metadata for `tuf.ngclient`, all of it in *seconds*."""
+    """Fetches metadata for `tuf.ngclient`, all of it in `REFRESH_SECONDS`."""
 
-    def __init__(self, seconds: float) -> None:
-        self._until = time.monotonic() + seconds
+    def __init__(self) -> None:
+        self._until = time.monotonic() + REFRESH_SECONDS
 
     def _fetch(self, url: str) -> Iterator[bytes]:
         raise NotImplementedError(url)
@@ -142,7 +142,6 @@ class Index:
         root: Trusted root metadata, the first or a later one.
         fingerprint: The sha256 of the first.
         folder: Keeps the metadata that this machine has seen, whichever root it began with.
-        seconds: For all metadata together.
 
     Raises:
         index-expired, index-invalid, index-missing, index-rollback, index-unreachable,
@@ -154,9 +153,7 @@ class Index:
         states: The states of its releases, by name, of those that this program can read.
     """
 
-    def __init__(
-        self, url: str, root: bytes, fingerprint: str, folder: Path, seconds: float
-    ) -> None:
+    def __init__(self, url: str, root: bytes, fingerprint: str, folder: Path) -> None:
         self.url, self.address = url, http.redact_credentials(url)
         self.fingerprint = fingerprint
         limits = UpdaterConfig(root_max_length=LARGEST["root"])
@@ -164,7 +161,7 @@ class Index:
             self._updater = Updater(
                 str(folder),
                 self.join("metadata/"),
-                fetcher=_Fetcher(seconds),
+                fetcher=_Fetcher(),
                 config=limits,
                 bootstrap=root,
             )
@@ -317,47 +314,43 @@ def _translated(index: str, folder: Path) -> Iterator[None]:
         ) from error
 
 
-def open_index(folder: Path, address: str, fingerprint: str = "", seconds: float = 0) -> Index:
+def open_index(folder: Path, address: str, fingerprint: str = "") -> Index:
     """
     Return the index at *address*, else the one that the program carries, by a root that is trusted.
 
     Args:
         folder: Keeps what is trusted and seen.
         fingerprint: The sha256 of the first root metadata, as its publisher states it elsewhere.
-        seconds: For all metadata together, and for other runs that hold *folder*; 0 for
-            `REFRESH_SECONDS`, and no limit to such a wait.
 
     Raises:
         trust-missing: The root of an unknown index is not confirmed.
         index-missing: No address is given, or there is no index; and as `Index`.
-        store-busy: Another run holds *folder*.
     """
     text = CARRIED_ADDRESS.read_text("utf-8") if CARRIED_ADDRESS.exists() else "\n\n"
     own, first = text.splitlines()
     url, wanted = parse_address(address or own), re.sub(r"[\s:]", "", fingerprint).lower()
     shown = http.redact_credentials(url)
-    with locked_folder(folder, seconds=seconds or -1):
-        until = time.monotonic() + (seconds or REFRESH_SECONDS)
+    with locked_folder(folder):
         remove_unfinished(folder)
         path = folder / "indexes.json"
         trusted = files.read_json(path, dict[str, str]) if path.exists() else {}
         at_home = own and shown == http.redact_credentials(parse_address(own))
         wanted = wanted or (first if at_home else trusted.get(shown, ""))
         if not wanted or wanted != first:
-            root = _first_root(url, wanted, {first, *trusted.values()}, until - time.monotonic())
+            root = _first_root(url, wanted, {first, *trusted.values()})
             wanted = files.sha256_bytes(root)
         if wanted == first:  # keys of the first root may be replaced since
             root = CARRIED_ROOT.read_bytes()
-        index = Index(url, root, wanted, own_folder(folder, wanted[:32]), until - time.monotonic())
+        index = Index(url, root, wanted, own_folder(folder, wanted[:32]))
         if trusted.get(shown) != wanted:
             write_file(path, msgspec.json.encode({**trusted, shown: wanted}))
     return index
 
 
-def _first_root(url: str, wanted: str, trusted: Collection[str], seconds: float) -> bytes:
+def _first_root(url: str, wanted: str, trusted: Collection[str]) -> bytes:
     """Return the first root metadata of the index at *url*, whose trust is confirmed."""
     shown = http.redact_credentials(url)
-    root = fetch(urljoin(url, "metadata/1.root.json"), LARGEST["root"], seconds)
+    root = fetch(urljoin(url, "metadata/1.root.json"), LARGEST["root"], FILE_SECONDS)
     if root is None:
         raise ClientError("index-missing", f"There is no index at {shown}.")
     actual = files.sha256_bytes(root)

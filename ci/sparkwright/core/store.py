@@ -120,7 +120,6 @@ def locked(
     what: str,
     *,
     wait: bool = True,
-    seconds: float = -1,
     failure: Failure = partial(StoreError, "cache-unusable"),
 ) -> Iterator[None]:
     """
@@ -128,12 +127,11 @@ def locked(
 
     Args:
         what: What is locked, for messages.
-        wait: Wait for another holder to end, after saying so; at most *seconds* if these are not
-            negative.
+        wait: Wait for another holder to end, after saying so.
         failure: Makes the error for a path that cannot be opened: a folder, a link.
 
     Raises:
-        store-busy: Another process holds it, and *wait* is not set, or *seconds* are over.
+        store-busy: Another process holds it, and *wait* is not set.
         cache-unusable: Or as *failure*.
     """
     from filelock import FileLock, Timeout
@@ -146,7 +144,7 @@ def locked(
             if not wait:
                 raise
             console.note(f"another sparkwright works on {what}; waiting for it to end")
-            held = lock.acquire(timeout=seconds)
+            held = lock.acquire()
     except Timeout as error:
         raise StoreError(
             "store-busy", f"{what} is in use by another process.", details=[f"lock: {path}"]

@@ -81,7 +81,8 @@ class SourceError(SparkwrightError):
             "The network, the index or the mirror does not offer what the lock names.",
             "Check the connection with `sparkwright doctor`, or give a mirror with --mirror "
             "URL=REPLACEMENT. The bytes that arrived are kept. If git's words above speak of "
-            "damage, remove `mirrors` from the cache directory.",
+            "damage, remove `mirrors` from the cache directory. `build` can leave out what needs a "
+            "source that a fork vendors: --targets.",
             exit_code=5,
         ),
         "source-unresolved": Advice(
