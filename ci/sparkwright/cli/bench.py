@@ -111,7 +111,6 @@ def bench(arguments: argparse.Namespace) -> None:
     hindrances = machine.settle(0) if launch else ()
     warnings = [f"{reason.reference}: {reason.message}" for reason in hindrances]
     warnings += _slow_clocks(python) if python and host_info.gpus() else []
-    client = None if launch else Client(chosen.server, chosen.model)
     with ExitStack() as stack:
         if launch:
             launch = msgspec.structs.replace(
@@ -121,7 +120,8 @@ def bench(arguments: argparse.Namespace) -> None:
             if ours.failure:
                 raise GateError("measurement-invalid", f"The server does not run: {ours.failure}.")
             client = ours.client()
-        assert client
+        else:
+            client = Client(chosen.server, chosen.model)
         looks = []
         seconds = QUICK_S if arguments.quick else policy.timeout_s
         try:

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sparkwright.cli import options
 from sparkwright.gates.core import ladder
@@ -91,4 +92,12 @@ _OPTIONS: options.Options = {
 
 def add_arguments(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     """Add the arguments of ``gate``."""
-    options.define(parsers, {"gate": options.late("climb", "gate")}, {"gate": _OPTIONS})
+    options.define(parsers, {"gate": gate}, {"gate": _OPTIONS})
+
+
+def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """Climb the ladder."""
+    # A hundred modules do that, of which a help text or a wrong option needs none.
+    from sparkwright.cli import climb
+
+    return climb.gate(arguments)

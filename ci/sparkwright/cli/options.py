@@ -1,7 +1,6 @@
 """The options that several commands share, and the context that they make."""
 
 import argparse
-import importlib
 import math
 import os
 import re
@@ -176,15 +175,6 @@ def define(
     for name, function in functions.items():
         parsers[name].set_defaults(run=function)
         add(parsers[name], tables.get(name, {}))
-
-
-def late(module: str, name: str) -> Callable[[argparse.Namespace], Any]:
-    """Return the function *name* of a *module* of this package, which is loaded when it runs."""
-
-    def run(arguments: argparse.Namespace) -> Any:
-        return getattr(importlib.import_module(f"sparkwright.cli.{module}"), name)(arguments)
-
-    return run
 
 
 def add_common(parser: argparse.ArgumentParser, *, checkout: bool) -> None:
