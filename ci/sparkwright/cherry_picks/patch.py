@@ -58,7 +58,7 @@ REVERTED = 0.9
 
 #: A line of a series: a name, an option of quilt that says how we strip paths anyway, a comment.
 _ENTRY = re.compile(r"^[^\S\n]*([^#\s][^#\n]*?)(?:\s+-p(?:1|ab))?[^\S\n]*(?:#.*)?$", re.MULTILINE)
-_TRAILER = re.compile(rf"^({'|'.join(TRAILERS)}): *(\S.*)$", re.MULTILINE)
+_TRAILER = re.compile(rf"^({'|'.join(TRAILERS)}): +(\S.*)$", re.MULTILINE)
 _BODY = re.compile(rb"^(@@ |GIT binary patch|Binary files )", re.MULTILINE)
 _FIELD = re.compile(
     rb"^(--- |(?:rename|copy) (?:from|to) |(?:new|deleted) file mode |new mode |index )(.*)$",

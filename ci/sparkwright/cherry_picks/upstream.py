@@ -81,8 +81,8 @@ def touches(objects: Objects, old: str, new: str, lines: Sequence[bytes]) -> boo
         return True
     words = ["diff", "--no-color", "--no-ext-diff", "--no-textconv", "-U0", old, new, "--"]
     status, out, _ = objects.run(words, check=False)
-    changed = re.findall(rb"^[-+](.*\n?)", out, re.MULTILINE)
-    wanted = set(filter(bytes.strip, lines))
+    changed = re.findall(rb"^[-+](.*)", out, re.MULTILINE)
+    wanted = set(filter(bytes.strip, b"\n".join(lines).split(b"\n")))
     return status != 0 or b"\nBinary files " in out or not wanted.isdisjoint(changed)
 
 

@@ -261,26 +261,26 @@ def vendored_tree(
     Raises:
         source-mismatch, source-unresolved, source-unreachable, offline: As `fetch`.
     """
-    entry, below = vendored[name], f"{name}/"
-    nested = {
-        path.removeprefix(below): lock for path, lock in vendored.items() if path.startswith(below)
-    }
-    unused = {path.removeprefix(below) for path in ignored if path.startswith(below)}
-    return _git_tree(context, f"{fork}/{name}", entry, nested, unused)
+    return _git_tree(context, fork, vendored[name], vendored, ignored, name)
 
 
 def _git_tree(
     context: RunContext,
-    name: str,
+    fork: str,
     locked: GitLock,
     vendored: Mapping[str, VendoredLock],
     ignored: Collection[str],
+    name: str = "",
 ) -> str:
     """
     Return the tree of the locked commit, its files brought, with the *vendored* sources in place of
     its submodules; those that are ignored, or that FetchContent does not take, are left out.
+
+    Args:
+        name: Of the vendored source whose commit it is; empty for that of the fork.
     """
-    commit = full_commit(context, name, locked)
+    title, below = (f"{fork}/{name}", f"{name}/") if name else (fork, "")
+    commit = full_commit(context, title, locked)
     mirror, objects = context.mirror(locked.url), context.objects
     tree = _commit_tree(context, locked, commit)
     if idle := [path for path in locked.without if not objects.has(f"{tree}:{path}")]:
@@ -294,7 +294,9 @@ def _git_tree(
     links = objects.submodules(tree)
     modules = locked.modules if isinstance(locked, VendoredLock) else None
     dropped = {
-        path for path in links if path in ignored or (modules is not None and path not in modules)
+        path
+        for path in links
+        if below + path in ignored or (modules is not None and path not in modules)
     }
     if dropped:
         tree = objects.without_paths(tree, dropped)
@@ -302,17 +304,19 @@ def _git_tree(
     wrong = [
         f"{path} @ {pin}"
         for path, pin in links.items()
-        if path not in vendored or vendored[path].commit != pin
+        if below + path not in vendored or vendored[below + path].commit != pin
     ]
     if wrong:
         raise SourceError(
             "source-unresolved",
-            f"{name} has submodules that the lock does not name.",
+            f"{title} has submodules that the lock does not name.",
             details=wrong,
             todo="Run `sparkwright lock`, or take the release archive, which carries them: "
             "--source sdist.",
         )
-    folders = {path: vendored_tree(context, name, path, vendored, ignored) for path in links}
+    folders = {
+        path: vendored_tree(context, fork, below + path, vendored, ignored) for path in links
+    }
     return objects.with_folders(tree, folders) if folders else tree
 
 
