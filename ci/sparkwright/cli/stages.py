@@ -130,9 +130,11 @@ def lock(arguments: argparse.Namespace) -> dict[str, Any]:
         excluded = map("--no-emit-package={}".format, HARNESS_EXCLUDED)
         harness = project.root / "ci" / "gates" / "harness"
         pylock.lock(context.store, harness, *excluded, again=arguments.tools)
-        if context.grafts and not toolchain.installed(context):
+        grafts = context.grafts
+        if grafts and not toolchain.installed(context):
             console.note("to read the sources of FetchContent from CMake, run fetch and lock again")
-        for fork in context.grafts if toolchain.installed(context) else ():
+            grafts = []
+        for fork in grafts:
             try:
                 lock_vendored(context, fork)
             except SparkwrightError as error:
