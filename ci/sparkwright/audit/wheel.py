@@ -290,8 +290,8 @@ def cached_audit(
             not here; else undefined symbols are not looked for.
     """
     policy = load(context.project.audit_file, context.project.spec.arch)
-    machines = [name for name in elf.MACHINES.values() if path.stem.endswith(name)]
-    target = dataclasses.replace(context, target="".join(machines))
+    machine = next(filter(path.stem.endswith, elf.MACHINES.values()), "")
+    target = dataclasses.replace(context, target=machine)
     key = content_key(
         "audit",
         {
@@ -299,7 +299,7 @@ def cached_audit(
             "name": path.name,
             "policy": policy,
             "judged": judged,
-            "symbols": symbols.set_key(target) if machines else "",
+            "symbols": symbols.set_key(target) if machine else "",
             "bases": [fork.bases for fork in target.lock.forks.values()],
             "form": FORM,
         },
@@ -541,8 +541,9 @@ class LibraryAudit:
         self._role = wants.role if wants else "unknown"
         self._wants = wants or LibraryPolicy("", "base", "No policy names it.")
         self._policy = policy
-        #: Units of this library, and those that are linked into several.
+        #: Units of this library and those that are linked into several, and the former alone.
         self._units = [unit for unit in record.units if unit.library in (name, "")]
+        self._linked = [unit for unit in self._units if unit.library]
         self.findings: list[AuditFinding] = []
         #: What the library asks of its machine; None if it cannot be read.
         self.shared: elf.SharedObject | None = None
@@ -683,7 +684,7 @@ class LibraryAudit:
         """Report symbols beside torch's stable ABI, and those of a newer torch than required."""
         from torch_abi_audit.torch_versions import minimum_version
 
-        internal = [name for name in shared.imports if _TORCH_INTERNAL.search(name)]
+        internal = list(filter(_TORCH_INTERNAL.search, shared.imports))
         if internal and self._wants.torch == "stable":
             self._find(
                 "torch-unstable", f"it uses {len(internal)} symbols beside torch's stable ABI"
@@ -692,7 +693,7 @@ class LibraryAudit:
             [name for name in shared.imports if name.startswith(_TORCH_STABLE)]
         )
         required = filter(_TORCH_REQUIRED.match, self._metadata.get("requires_dist", []))
-        versions = [elf.version_key(text) for text in _AT_LEAST.findall(" ".join(required))]
+        versions = list(map(elf.version_key, _AT_LEAST.findall(" ".join(required))))
         if oldest and versions and oldest > (*max(versions), 0, 0)[:3]:
             self._find(
                 "torch-newer",
@@ -717,8 +718,7 @@ class LibraryAudit:
         """
         compiled = self._role == "target"
         if compiled and not shared.fatbins:
-            linked = [unit for unit in self._units if unit.library]
-            self._find("arch-missing", "it holds no device code at all", units=linked)
+            self._find("arch-missing", "it holds no device code at all", units=self._linked)
         patterns = self._wants.kernels if self._ours else ()
         kernels = list[tuple[str, Counter[str], DeviceImage]]()
 
@@ -775,8 +775,7 @@ class LibraryAudit:
         """Report units without code in the library or for the target, and code of no unit."""
         target = self._policy.target
         by_hash = {image.sha256: image for image in images if image.sha256}
-        linked = [unit for unit in self._units if unit.library]
-        for unit in linked:
+        for unit in self._linked:
             # Cubins of other generations are not unpacked.
             code = [
                 sha256
@@ -800,7 +799,7 @@ class LibraryAudit:
         compiled = {sha256 for unit in self._units for _, sha256 in unit.code}
         foreign = [image for sha256, image in by_hash.items() if sha256 not in compiled]
         # The device linker makes new code of relocatable code.
-        if foreign and linked and all(unit.code for unit in self._units):
+        if foreign and self._linked and all(unit.code for unit in self._units):
             self._find(
                 "code-foreign",
                 f"{len(foreign)} of {len(by_hash)}, for "

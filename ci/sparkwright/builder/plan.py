@@ -232,7 +232,7 @@ def _deciding_calls(calls: Iterable[Call]) -> dict[str, str]:
     """
     deciding = dict[str, str]()
     for call in calls:
-        if archs := [argument for argument in call.arguments if _ARCH.search(argument)]:
+        if archs := list(filter(_ARCH.search, call.arguments)):
             text = f"{call.file}:{call.line}: {call.command}({' '.join(archs)})"
             folder = PurePosixPath(call.file).parent
             for name in ";".join(call.arguments).split(";"):

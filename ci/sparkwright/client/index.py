@@ -46,9 +46,7 @@ LARGEST = {"root": 1 << 19, "timestamp": 1 << 15, "snapshot": 1 << 17, "targets"
 
 #: What the wheel of the client carries: the address of its index with the fingerprint of its first
 #: root on the second line, and the root to trust, which may be a later one.
-CARRIED_ADDRESS, CARRIED_ROOT = (
-    Path(__file__).with_name(name) for name in ("index.txt", "root.json")
-)
+CARRIED_ADDRESS, CARRIED_ROOT = map(Path(__file__).with_name, ("index.txt", "root.json"))
 
 # The library reads keys of identities only on request.
 KEY_FOR_TYPE_AND_SCHEME["sigstore-oidc", "Fulcio"] = SigstoreKey

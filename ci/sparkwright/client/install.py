@@ -398,8 +398,8 @@ def _result(prefix: Prefix, state: str, before: Marker | None, after: Marker) ->
         "name": after.name,
         "state": state,
         "folder": str(prefix.environment_folder(after.name)),
-        "added": [" ".join(item) for item in sorted(new - old)],
-        "removed": [" ".join(item) for item in sorted(old - new)],
+        "added": list(map(" ".join, sorted(new - old))),
+        "removed": list(map(" ".join, sorted(old - new))),
         "unchanged": len(new & old),
     }
 

@@ -338,17 +338,17 @@ def check_wheel(
                 with archive.guard():
                     texts[name] = data.decode("utf-8")
         _check_metadata(wheel, info, texts["METADATA"], texts["WHEEL"])
-        rows = dict(_contents(wheel, archive, members, info, texts["RECORD"], inexact=inexact))
-    scripts = set(_entry_points(wheel, texts.get("entry_points.txt", "")))
-    targets: dict[str, tuple[str, str, int]] = {}
-    for name, (sha256, size) in rows.items():
-        target = _target(wheel, name, info.removesuffix(".dist-info"), site)
-        if target in targets or target in scripts:
-            raise _unsafe(wheel.name, "has two files for one place", name)
-        if target.startswith("bin/"):
-            scripts.add(target)
-        elif name != f"{info}/RECORD":
-            targets[target] = (name, sha256, size)
+        scripts = set(_entry_points(wheel, texts.get("entry_points.txt", "")))
+        targets: dict[str, tuple[str, str, int]] = {}
+        rows = _contents(wheel, archive, members, info, texts["RECORD"], inexact=inexact)
+        for name, sha256, size in rows:
+            target = _target(wheel, name, info.removesuffix(".dist-info"), site)
+            if target in targets or target in scripts:
+                raise _unsafe(wheel.name, "has two files for one place", name)
+            if target.startswith("bin/"):
+                scripts.add(target)
+            elif name != f"{info}/RECORD":
+                targets[target] = (name, sha256, size)
     return CheckedWheel(wheel, path, targets, frozenset(scripts), f"{site}/{info}")
 
 
@@ -389,7 +389,7 @@ def _contents(
     record: str,
     *,
     inexact: bool,
-) -> Iterator[tuple[str, tuple[str, int]]]:
+) -> Iterator[tuple[str, str, int]]:
     """Yield every member with its sha256 and size, which *record* must state unless *inexact*."""
     rows = zips.record_rows(record, wheel.name)
     if sorted(row.name for row in rows) != sorted(members):
@@ -404,7 +404,7 @@ def _contents(
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()  # type: ignore[arg-type]
         if not inexact and (row.size not in ("", str(actual)) or stated not in ("", sha256)):
             raise _invalid(wheel, "holds other bytes than its RECORD states", name)
-        yield name, (sha256, actual)
+        yield name, sha256, actual
 
 
 def _entry_points(wheel: LockedWheel, text: str) -> Iterator[str]:

@@ -311,12 +311,11 @@ def _gates(
     """
     verdicts = ladder.verdicts
     by_gate = {(verdict.gate, verdict.recipe): verdict for verdict in verdicts}
-    outcomes = {name: ladder.outcomes(name) for name in GATES}
 
     def lacks(names: Iterable[str], recipe: str = "") -> Iterator[Missing]:
         for name in names:
             verdict = by_gate.get((name, recipe))
-            yield from _lacks(wheel, policy, name, recipe, verdict, outcomes)
+            yield from _lacks(wheel, policy, ladder, name, recipe, verdict)
 
     served = [name for name in rule.gates if name in SERVED and name != "G8"]
     groups = policy.file.recipes if served else {}
@@ -332,7 +331,7 @@ def _gates(
             if verdict.gate == "G8" and verdict.recipe in by_recipe
         }
         best = compared[max(compared, key=ORDER.index)] if compared else None
-        missing += _lacks(wheel, policy, "G8", "", best, outcomes)
+        missing += _lacks(wheel, policy, ladder, "G8", "", best)
     missing += [
         Missing(verdict.gate, verdict.state, *_reason(verdict))
         for verdict in verdicts
@@ -344,10 +343,10 @@ def _gates(
 def _lacks(
     wheel: WheelFacts,
     policy: ReleasePolicy,
+    ladder: Ladder,
     name: str,
     recipe: str,
     verdict: Verdict | None,
-    outcomes: Mapping[str, Mapping[str, Sequence[str]]],
 ) -> Iterator[Missing]:
     """Yield why *verdict* of the gate *name* is not the pass that the policy asks for."""
     if verdict is None:
@@ -363,7 +362,7 @@ def _lacks(
         yield Missing(name, verdict.state, *_reason(verdict))
         return
     rule = policy.file.gates[name]
-    ends = outcomes[name].get(verdict.recipe, ())
+    ends = ladder.outcomes(name).get(verdict.recipe, ())
     spent = sum(end in SPENDING for end in ends)
     if rule.attempts is not None and spent >= rule.attempts:
         text = f"{len(ends)} attempts: {', '.join(ends)}; {rule.attempts} are admitted"

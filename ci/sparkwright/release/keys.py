@@ -109,7 +109,7 @@ def load(paths: Sequence[Path], identity: "Identity | None" = None) -> Keys:
         if not files:
             raise ReleaseError("key-invalid", f"{path} holds no key (*.pem).")
         for file in files:
-            prefix = next((name for name in KEY_ROLES if file.name.startswith(name)), "")
+            prefix = next(filter(file.name.startswith, KEY_ROLES), "")
             by_file.setdefault(prefix, []).append(load_private(file))
     if identity:
         by_file["targets"].append(_identity_signer(identity))

@@ -143,20 +143,18 @@ def settled(
         current = []
         for name in served:
             digest = policy.expected_digest(gate, request.stack, name)
-            same = {"gate": gate, "recipe": name, "model": digests.get(name, "")}
-            if digest:
-                same["policy"] = digest
-            current.append(any(_is_of(verdict, same, facts) for verdict in verdicts))
+            subject = (gate, name, digests.get(name, ""))
+            reached = any(
+                (verdict.gate, verdict.recipe, verdict.model) == subject
+                and digest in ("", verdict.policy)
+                and facts.items() <= verdict.host.items()
+                for verdict in verdicts
+            )
+            current.append(reached)
         # One recipe is enough for G8.
         if not (any(current) if gate == "G8" else all(current)):
             return False
     return True
-
-
-def _is_of(verdict: Verdict, same: Mapping[str, str], host: Mapping[str, str]) -> bool:
-    """Return whether *verdict* has the fields *same*, and was reached on the machine *host*."""
-    fields = all(getattr(verdict, name) == value for name, value in same.items())
-    return fields and all(verdict.host.get(name) == value for name, value in host.items())
 
 
 def _unfit(recipe: Recipe, versions: Sequence[str], label: str) -> str:

@@ -68,7 +68,7 @@ def location(context: RunContext, side: str, wheel: Path) -> tuple[Path, GateEnv
     """
     Return the folder of `environment`, and what it returns once that is made; raise `not-provided`.
     """
-    wheels = sorted(sha256_file(path) for path in list_folder(wheel.parent, "*.whl"))
+    wheels = sorted(map(sha256_file, list_folder(wheel.parent, "*.whl")))
     base = official_wheel(context) if side == "stock" else None
     digest, rule = base.sha256 if base else "", _set_rule(context)
     inputs = (side, wheels, digest, context.machine, sys.version, rule)
