@@ -1,7 +1,5 @@
 """A look at the speed of a server in one launch: several runs of a cell, and no gate."""
 
-from __future__ import annotations
-
 import time
 
 import msgspec

@@ -1,7 +1,5 @@
 """What all benchmarks share: kinds of numbers, the sides, the metrics and their units, reasons."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 import msgspec

@@ -1,7 +1,5 @@
 """Results of experiments as tables and sentences, for pages and terminals."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

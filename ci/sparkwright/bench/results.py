@@ -1,7 +1,5 @@
 """The records of an experiment: its measurements, the series made of them, and the result."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Iterable

@@ -14,8 +14,6 @@ the mean gain is 0, and smaller when it is negative. By Ville's inequality it ev
 a probability of at most α, however often it is looked at and whenever measuring stops.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

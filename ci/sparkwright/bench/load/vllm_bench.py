@@ -11,8 +11,6 @@ Properties of release 0.33.0 that callers must know:
   Without ``usage`` it counts events. So compare tokens with the order and the server's counters.
 """
 
-from __future__ import annotations
-
 import json
 import platform
 import statistics

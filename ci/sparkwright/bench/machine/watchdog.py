@@ -5,8 +5,6 @@ The kernel's log has Xid and other errors of the GPU's driver, and processes kil
 GPU of a GB10 shares the host's memory, and without a free part of it the host hangs in seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

@@ -8,8 +8,6 @@ Of a key that occurs twice the last one counts, as for the library by which a se
 file of headers holds those of a model without its weights.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import re

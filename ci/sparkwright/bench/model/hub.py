@@ -6,8 +6,6 @@ that ignores ranges sends the whole file, of which no more is read. Each header 
 has arrived, so an interrupted run goes on, and a later one without a network has the model.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping

@@ -17,8 +17,6 @@ format, and ModelOpt's config must choose that one. What patterns of compressed-
 not evaluated, because a hostile one would not end.
 """
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import re

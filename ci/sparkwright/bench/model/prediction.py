@@ -12,8 +12,6 @@ accepted, a step with *k* of them yields ``1 + a + … + a^k`` tokens (Leviathan
 arXiv:2211.17192, equation 1).
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Container, Mapping

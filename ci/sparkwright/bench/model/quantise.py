@@ -8,8 +8,6 @@ a value so near a tie that FP32 takes it for one. Random normal rows lose 0.5 % 
 a scale that puts the largest at 448, and nothing in NVFP4.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import ml_dtypes

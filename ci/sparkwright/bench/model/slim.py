@@ -13,8 +13,6 @@ calibration, as it scales the activations of each token itself. Scales of 128 x 
 fit every shape, and its unpatched loader refuses them for the head. NVFP4 is weight-only (W4A16).
 """
 
-from __future__ import annotations
-
 import fnmatch
 import os
 import shutil

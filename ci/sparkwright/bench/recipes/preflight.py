@@ -4,8 +4,6 @@ Preflight of a server: its arguments, its memory and its checkpoint, before it i
 A recipe, a plain model and a container are judged by the same rules.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 

@@ -6,8 +6,6 @@ So a recipe states them for each range of releases, and is refused for any other
 architecture share is a class, a file of the same fields (``ci/recipes/classes``).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType

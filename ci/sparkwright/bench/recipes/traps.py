@@ -5,8 +5,6 @@ They are reviewed records (``ci/traps.yaml``) whose conditions are decided by fa
 of ``vllm serve``, the release, and what the files of the model state.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal

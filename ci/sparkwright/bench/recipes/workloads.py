@@ -5,8 +5,6 @@ The number of requests of a leg is fixed before it runs and is the same on both 
 fast wheel is not measured with more requests than a slow one.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -12,8 +12,6 @@ later releases may add to them. Calls share no state, so threads may use one cli
     answer = client.chat([{"role": "user", "content": "Hello"}], max_tokens=64)
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -1,7 +1,5 @@
 """Arguments of ``vllm serve``: parsed, compared and merged as vLLM reads them."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re

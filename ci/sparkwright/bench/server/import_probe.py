@@ -10,8 +10,6 @@ NAMES is a file with the names of files below SITE_PACKAGES, a line each. Prints
 import of it differs, of the first few.
 """
 
-from __future__ import annotations
-
 import sys
 
 STARTED = frozenset(sys.modules)

@@ -5,8 +5,6 @@ vLLM ignores a ``VLLM_`` variable that its release does not read, so a server wi
 otherwise than intended and is refused.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pwd

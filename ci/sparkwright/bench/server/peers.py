@@ -7,8 +7,6 @@ statements, so that all refuse the same; the arguments of vLLM are the first one
 stay open: one that closes ends the servers of all machines, since vLLM itself waits for a lost one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

@@ -4,8 +4,6 @@ The log of a server, read line by line: any size, in memory that does not grow.
 A line that is longer than `LONGEST` is taken for several.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path

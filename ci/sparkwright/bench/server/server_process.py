@@ -5,8 +5,6 @@ It is watched while it runs, and ends with the process that started it (`subreap
 another user, who can change neither the caller's files nor its memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -6,8 +6,6 @@ The text explains a start and decides nothing. What a start compiled or tuned is
 files that it left (`warm_pack.additions`).
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections import Counter, defaultdict

@@ -10,8 +10,6 @@ This file runs as a script, with the environment of the command, and imports no 
 sparkwright.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

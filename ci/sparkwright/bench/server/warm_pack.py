@@ -9,8 +9,6 @@ has the time `EPOCH`, so what the server compiled or tuned nevertheless is what 
 A pack holds code and pickles. It is unpacked only if it has the sha256 that a signed release names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Recognise an installed wheel by its files."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import itertools
