@@ -31,7 +31,7 @@ from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.records import Side
-from sparkwright.bench.server import start_parts, warm_pack
+from sparkwright.bench.server import server_log, warm_pack
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.server_process import Server
 from sparkwright.core.console import console
@@ -129,7 +129,7 @@ class Bench:
             "first of them": [*compiled, *tuned][:20],
             "text equal": [answer.tokens for answer in answers] == [answer.tokens for answer in self.answers],
             "largest difference, nat": difference(answers, self.answers),
-            "parts": start_parts.read(log).parts(),
+            "parts": server_log.read_start(log).parts(),
         }
         self.result["starts"].append(row)
         self.save()

@@ -15,7 +15,7 @@ from tests.refusals import refusal
 from tests.support import serving, standin
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.server import flags, launch, start_parts, warm_pack
+from sparkwright.bench.server import flags, launch, server_log, warm_pack
 from sparkwright.bench.server.server_process import Server
 from sparkwright.core.process import CACHES
 from sparkwright.serving.environment import ServingEnvironment, examine
@@ -177,7 +177,7 @@ def test_a_pack_of_the_real_server_spares_its_compiler(vllm_python: Path, toy: P
     assert len(kernels) > 5
     assert [len(made) for made in warm_pack.additions(tmp_path / "warm")] == [1, 0]
     cold, warm = (
-        {part.name: part for part in start_parts.read(tmp_path / "logs" / f"{name}.log").parts()} for name in ("cold", "warm")
+        {part.name: part for part in server_log.read_start(tmp_path / "logs" / f"{name}.log").parts()} for name in ("cold", "warm")
     )
     seconds = [parts["CPU's warm-up"].seconds or 0.0 for parts in (cold, warm)]
     assert seconds[1] < 0.6 * seconds[0]

@@ -18,7 +18,7 @@ from tests.refusals import refusal
 from tests.support import packs, processes, standin, tars, wheels
 
 from sparkwright.bench.model.checkpoint import model_digest
-from sparkwright.bench.server import start_parts, warm_pack
+from sparkwright.bench.server import server_log, warm_pack
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.builder import host_info
 from sparkwright.client.environment import MARKER as MARKER_FILE, PACKS, Marker
@@ -199,7 +199,7 @@ INFO:     Application startup complete.
 
 def test_parts_of_a_start_are_those_of_the_slowest_process_with_what_was_cached(tmp_path: Path) -> None:
     (tmp_path / "log").write_text(LOG)
-    parts = {part.name: (part.seconds, part.counts) for part in start_parts.read(tmp_path / "log").parts()}
+    parts = {part.name: (part.seconds, part.counts) for part in server_log.read_start(tmp_path / "log").parts()}
     assert parts == {
         "engine's imports": (10, {}),
         "weights": (21.5, {}),
@@ -216,7 +216,7 @@ def test_a_log_without_a_line_of_vllm_is_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"\0\xff" * 100_000)
     for name in ("log", "none"):
         with refusal("file-invalid"):
-            start_parts.read(tmp_path / name)
+            server_log.read_start(tmp_path / name)
 
 
 def test_a_start_is_explained_when_it_answers_with_what_its_pack_did_not_hold(machine: standin.Machine, tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_start_is_explained_when_it_answers_with_what_its_pack_did_not_hold(ma
     child.send_signal(signal.SIGTERM)
     printed, warnings = child.communicate(timeout=60)
     assert child.returncode == -signal.SIGTERM
-    ready, table = printed.index(start_parts.READY), printed.index("part of the start")
+    ready, table = printed.index(server_log.READY), printed.index("part of the start")
     assert printed.index("Initializing a V1 LLM engine") < ready < table
     assert "imports" in printed[table:]
     # The graph, which the stand-in writes where it finds none.

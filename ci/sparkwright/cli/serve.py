@@ -7,12 +7,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
-from sparkwright.bench.server import peers
-from sparkwright.bench.server.server_log import LONGEST
+from sparkwright.bench.server import peers, server_log
+from sparkwright.bench.server.server_log import StartPart
 from sparkwright.cli import options
 from sparkwright.client import ClientError
 from sparkwright.client.environment import default_prefix
@@ -23,9 +23,6 @@ from sparkwright.core.errors import UsageError
 from sparkwright.core.memory import GIB, MachineMemory, guard_limit
 from sparkwright.serving import ServeError, guard, launch, models
 from sparkwright.serving.launch import ServeRequest, ServingPlan
-
-if TYPE_CHECKING:
-    from sparkwright.bench.server.start_parts import StartPart
 
 #: Bytes a second of a download, for estimates of its time.
 RATES = (100e6, 10e6)
@@ -206,9 +203,7 @@ def serve(arguments: argparse.Namespace) -> dict[str, Any] | None:
     if arguments.health is not None:
         return _check_health(arguments)
     if arguments.explain_start:
-        from sparkwright.bench.server import start_parts
-
-        parts = start_parts.read(Path(arguments.explain_start)).parts()
+        parts = server_log.read_start(Path(arguments.explain_start)).parts()
         _show_parts(parts)
         return {"parts": parts}
     request = _request(arguments)
@@ -407,7 +402,7 @@ def _explain_start(warm: Path | None) -> None:
     Args:
         warm: The folder of a warm pack that it starts from, if it does.
     """
-    from sparkwright.bench.server import start_parts, warm_pack
+    from sparkwright.bench.server import warm_pack
 
     reader, writer = os.pipe()
     if os.fork():
@@ -419,7 +414,7 @@ def _explain_start(warm: Path | None) -> None:
     # Ctrl-C is for the server, whose last lines are still to come.
     os.setsid()
     os.close(writer)
-    start, rest = start_parts.StartLog(time.monotonic()), b""
+    start, rest = server_log.StartLog(time.monotonic()), b""
     while data := os.read(reader, 1 << 16):
         os.write(1, data)
         if start.ready:
@@ -427,7 +422,7 @@ def _explain_start(warm: Path | None) -> None:
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
             start.add(line.decode("utf-8", "replace"))
-        rest = rest[-LONGEST:]
+        rest = rest[-server_log.LONGEST :]
         if start.ready:
             _show_parts(start.parts())
         if start.ready and warm:
@@ -438,7 +433,7 @@ def _explain_start(warm: Path | None) -> None:
     os._exit(0)
 
 
-def _show_parts(parts: Sequence["StartPart"]) -> None:
+def _show_parts(parts: Sequence[StartPart]) -> None:
     rows = list[tuple[str, str, str]]()
     for part in parts:
         seconds = "" if part.seconds is None else f"{part.seconds:.1f}"
