@@ -67,8 +67,9 @@ def quick_look(generator: LoadGenerator, cell: str, spec: LoadSpec, budget_s: fl
                     raise
                 break
             if errors := [request.error for request in result.requests if request.error]:
-                what = f"{len(errors)} of {requests} requests failed: {errors[0]}"
-                raise LoadError("generator-failed", what)
+                raise LoadError(
+                    "generator-failed", f"{len(errors)} of {requests} requests failed: {errors[0]}"
+                )
             results.append(result)
             spec = replace(spec, warmups=0)
     figures = []

@@ -11,6 +11,7 @@ Properties of release 0.33.0 that callers must know:
   Without ``usage`` it counts events. So compare tokens with the order and the server's counters.
 """
 
+import itertools
 import json
 import platform
 import statistics
@@ -59,9 +60,8 @@ REASONS: Mapping[str, str] = {
 }
 
 
-#: Largest number of tokens that a record may state.
-MOST_TOKENS = 1 << 40
-Tokens = Annotated[int, Meta(ge=0, le=MOST_TOKENS)]
+#: A number of tokens that a record may state.
+Tokens = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
 class LoadSpec(msgspec.Struct, frozen=True):
@@ -264,18 +264,20 @@ class VllmBench(msgspec.Struct, frozen=True):
         folder.mkdir()
         command = [str(self.program), *arguments(spec, folder)]
         limits = Limits(max(0.1, deadline - time.monotonic()), ADDRESS_SPACE, MAX_RESULT)
-        env = process.clean_environment(**VARIABLES)
-        ended = process.run_limited(command, limits, folder / "output.log", env=env)
+        ended = process.run_limited(
+            command, limits, folder / "output.log", env=process.clean_environment(**VARIABLES)
+        )
         if ended.late:
             raise LoadError(
                 "generator-late", f"{self.name} did not finish within {spec.timeout_s:g} s"
             )
         if ended.status:
-            message = f"ended with status {ended.status}: {one_line(ended.tail[-300:], 300)}"
-            raise LoadError("generator-failed", f"{self.name} {message}")
+            tail = one_line(ended.tail[-300:], 300)
+            raise LoadError(
+                "generator-failed", f"{self.name} ended with status {ended.status}: {tail}"
+            )
         try:
-            data = (folder / "result.json").read_bytes()
-            detailed = msgspec.json.decode(data, type=_Detailed)
+            detailed = msgspec.json.decode((folder / "result.json").read_bytes(), type=_Detailed)
         except (OSError, ValueError, RecursionError) as error:
             raise LoadError(
                 "generator-unreadable", f"the result cannot be read: {error!s:.200}"
@@ -288,24 +290,27 @@ class VllmBench(msgspec.Struct, frozen=True):
         return detailed
 
     def _result(self, detailed: _Detailed) -> LoadResult:
-        columns = (
+        first, end, requests = min(detailed.start_times), 0.0, list[Request]()
+        for start, ttft, latency, prompt, output, error in zip(
             detailed.start_times,
             detailed.ttfts,
             detailed.latencies,
             detailed.input_lens,
             detailed.output_lens,
-            [one_line(error, 300) for error in detailed.errors],
-        )
-        first = min(detailed.start_times)
-        requests = [Request(start - first, *rest) for start, *rest in zip(*columns, strict=True)]
-        gaps = [gap for request_gaps in detailed.itls for gap in request_gaps]
-        p50, p90 = (percentile(gaps, percent) if gaps else None for percent in (50, 90))
+            detailed.errors,
+            strict=True,
+        ):
+            requests.append(
+                Request(start - first, ttft, latency, prompt, output, one_line(error, 300))
+            )
+            end = max(end, requests[-1].start + latency)
+        gaps = [*itertools.chain.from_iterable(detailed.itls)]
         return LoadResult(
             self.name,
-            seconds=max(request.start + request.latency for request in requests),
+            seconds=end,
             requests=tuple(requests),
-            itl_p50=p50,
-            itl_p90=p90,
+            itl_p50=percentile(gaps, 50) if gaps else None,
+            itl_p90=percentile(gaps, 90) if gaps else None,
         )
 
 
@@ -401,9 +406,11 @@ def check_prompts(path: Path) -> Path:
     """
     lines = read_lines(path, PromptLine, "file of prompts") if path.is_file() else []
     if not lines or not all(line.prompt.strip() for line in lines):
-        what = f"{path} is no file of prompts."
-        todo = 'Name a file of lines with a {"prompt": …} each.'
-        raise FileError("file-invalid", what, todo=todo)
+        raise FileError(
+            "file-invalid",
+            f"{path} is no file of prompts.",
+            todo='Name a file of lines with a {"prompt": …} each.',
+        )
     return path
 
 

@@ -34,8 +34,9 @@ def main() -> None:
     rows = max(1, int(megabytes * 1e6 / (item_bytes * COLUMNS)))
     matrix, target = (torch.ones((rows, COLUMNS), **settings) for _ in range(2))
     vector, product = torch.ones((COLUMNS,), **settings), torch.ones((rows,), **settings)
-    names = {"torch": torch, "matrix": matrix, "target": target}
-    names |= {"vector": vector, "product": product}
+    names = {
+        "torch": torch, "matrix": matrix, "target": target, "vector": vector, "product": product
+    }  # fmt: skip
     taken: list[dict[str, float]] = []
     for _ in range(int(readings)):
         taken.append({})

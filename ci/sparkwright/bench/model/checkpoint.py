@@ -140,8 +140,9 @@ class HeaderFile(msgspec.Struct, frozen=True):
 
 def invalid(message: str, *, details: Sequence[object] = ()) -> ModelError:
     """Return the error ``checkpoint-invalid``."""
-    lines = [str(detail)[:300] for detail in details]
-    return ModelError("checkpoint-invalid", message, details=lines)
+    return ModelError(
+        "checkpoint-invalid", message, details=[str(detail)[:300] for detail in details]
+    )
 
 
 def read(path: Path) -> Checkpoint:
@@ -221,8 +222,10 @@ def join(
         if len(tensors) > MOST_TENSORS:
             raise invalid(f"{model} has more than {MOST_TENSORS:,} tensors.")
     if lost:
-        what = f"The index names {len(lost):,} tensors that their shards do not hold."
-        raise invalid(what, details=sorted(lost)[:5])
+        raise invalid(
+            f"The index names {len(lost):,} tensors that their shards do not hold.",
+            details=sorted(lost)[:5],
+        )
     return Checkpoint(config, tensors, tuple(names))
 
 
@@ -245,8 +248,10 @@ def header_length(shard: str, size: int, beginning: bytes) -> int:
     """
     length = int.from_bytes(beginning[:8], "little")
     if size < 8 or len(beginning) < 8 or length > min(size - 8, HEADER):
-        text = f"{shard} states a header of {length:,} bytes in a file of {size:,}"
-        raise invalid(f"{text}; the format allows {HEADER:,}.")
+        raise invalid(
+            f"{shard} states a header of {length:,} bytes in a file of {size:,}; the format "
+            f"allows {HEADER:,}."
+        )
     return length
 
 
@@ -264,8 +269,11 @@ def parse(shard: str, stored: ShardHeader) -> dict[str, Tensor]:
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].data_offsets, item[0])):
         count, rest = divmod(math.prod(entry.shape, start=BITS.get(entry.dtype, 0)), 8)
         if entry.dtype not in BITS or rest or entry.data_offsets != (end, end + count):
-            text = f"{shard}: {name[:200]!r} has an unknown type, or its data is not at"
-            raise invalid(f"{text} {end:,} to {end + count:,}.", details=[entry])
+            raise invalid(
+                f"{shard}: {name[:200]!r} has an unknown type, or its data is not at {end:,} to "
+                f"{end + count:,}.",
+                details=[entry],
+            )
         end += count
         tensors[name] = Tensor(entry.dtype, entry.shape, count)
     data = stored.size - 8 - len(stored.header)

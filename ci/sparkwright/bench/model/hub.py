@@ -188,8 +188,9 @@ class Hub:
 
     def _range(self, path: str, first: int, end: int) -> tuple[bytes, int]:
         """Return the bytes from *first* to before *end* of a file, or to its end, and its size."""
-        ranges = {"Range": f"bytes={first}-{end - 1}"}
-        reply = self._get(path, headers=ranges, limit=end, beginning=True)
+        reply = self._get(
+            path, headers={"Range": f"bytes={first}-{end - 1}"}, limit=end, beginning=True
+        )
         if reply.status == 200 and reply.length is not None:
             return reply.body[first:], reply.length
         stated = re.fullmatch(

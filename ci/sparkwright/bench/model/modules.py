@@ -198,31 +198,32 @@ def audit(checkpoint: Checkpoint, listed: Sequence[Module] = ()) -> ModuleAudit:
     listed = listed or listed_modules(checkpoint)
     check_mixture(config, listed)
     every, taken = _experts(listed, config)
-    groups = {module.group for module in listed}
-    shared = config.get("tie_word_embeddings", "lm_head" not in groups) is True
-    # The part that a step reads of a group, if that is not all of it.
-    parts = {**dict.fromkeys(APART, 0.0), "experts": taken / max(1, every)}
-    if shared and "embeddings" in groups:
-        parts["lm_head"] = 0.0
-    else:  # an embedding: a row for each token
-        tables = [module.rows for module in listed if module.group == "embeddings"]
-        parts["embeddings"] = 1 / max([1, *tables])
     alike: dict[tuple[str, str, str], list[Module]] = defaultdict(list)
+    longest: dict[str, int] = {}
     for module in listed:
         alike[module.group, module.short, module.scheme].append(module)
+        longest[module.group] = max(module.rows, longest.get(module.group, 1))
+    shared = config.get("tie_word_embeddings", "lm_head" not in longest) is True
+    # The part that a step reads of a group, if that is not all of it.
+    parts = {**dict.fromkeys(APART, 0.0), "experts": taken / max(1, every)}
+    if shared and "embeddings" in longest:
+        parts["lm_head"] = 0.0
+    else:  # an embedding: a row for each token
+        parts["embeddings"] = 1 / longest.get("embeddings", 1)
     rows = []
     for (group, short, scheme), members in sorted(alike.items()):
         stored = sum(module.bytes for module in members)
         read = stored * parts.get(group, 1.0)
-        quantised = members[0].quantised
-        rows.append(ModuleRow(group, short, scheme, quantised, len(members), stored, read))
+        rows.append(
+            ModuleRow(group, short, scheme, members[0].quantised, len(members), stored, read)
+        )
     if not (weights := sum(row.read for row in rows)):
         raise invalid("There is no weight in the checkpoint that writing a token would read.")
     packed = [row for row in rows if row.quantised and row.group not in APART]
     # vLLM 0.20 to 0.33 drafts with this family only if the config says so
     # (vllm/config/speculative.py), and quantizers drop the field.
     stated = checkpoint.config.get("num_nextn_predict_layers")
-    drafts = "mtp" in groups and (checkpoint.config.get("model_type") != "nemotron_h" or stated)
+    drafts = "mtp" in longest and (checkpoint.config.get("model_type") != "nemotron_h" or stated)
     return ModuleAudit(
         model=str(checkpoint.config.get("model_type", "unknown"))[:60],
         scheme=max(packed, key=lambda row: row.bytes).scheme if packed else "",
@@ -400,7 +401,7 @@ class _JoinedLayer(msgspec.Struct):
     Parts of which vLLM makes one layer.
 
     Attributes:
-        formats: How they are stored, each with the name of the first.
+        formats: How they are stored, each with a sentence about the first.
         parts: Their names, without the beginning; none of experts.
         static: Whether any of them has a stored scale for its input.
     """
@@ -434,14 +435,11 @@ def check_mixture(config: Mapping[str, Any], listed: Sequence[Module]) -> None:
         name = _ROOT.sub("", module.name)
         experts = _EXPERTS.match(name)
         layer = layers[experts[1] if experts else joined_layer(name)]
-        layer.formats.setdefault(_format(module), module.name)
+        form = _format(module)
+        layer.formats.setdefault(form, f"{module.name:.100} is {form}")
         layer.static |= "input_scale" in module.parts
         layer.parts += [] if experts else [name]
-    mixed = [
-        "; ".join(f"{name:.100} is {form}" for form, name in layer.formats.items())
-        for layer in layers.values()
-        if len(layer.formats) > 1
-    ]
+    mixed = ["; ".join(each.formats.values()) for each in layers.values() if len(each.formats) > 1]
     if mixed:
         raise ModelError(
             "mixture-joined",
@@ -496,7 +494,7 @@ def _differing(config: Mapping[str, Any], layers: Mapping[str, _JoinedLayer]) ->
         if not excluded or not name.startswith(excluded[-1]):
             excluded.append(name)
     for joined, layer in layers.items():
-        form, name = next(iter(layer.formats.items()))
+        form, sentence = next(iter(layer.formats.items()))
         stored = form.partition(" ")[0] if form.startswith(("NVFP4", "MXFP8", "FP8")) else ""
         if not mixed:
             # What is not quantised is excluded by rules of the models, too.
@@ -511,9 +509,9 @@ def _differing(config: Mapping[str, Any], layers: Mapping[str, _JoinedLayer]) ->
             choices = {own or first_below.get(joined.rpartition(".")[0], "")}
         table = _LINEAR if layer.parts else _OF_EXPERTS
         if {table.get(choice, "") for choice in choices} != {stored}:
-            yield f"{name:.100} is {form}, declared as {' and '.join(sorted(choices)) or 'nothing'}"
+            yield f"{sentence}, declared as {' and '.join(sorted(choices)) or 'nothing'}"
         elif stored and choices == {"FP8"} and not layer.static:
-            yield f"{name:.100} has no input_scale, which FP8 needs"
+            yield f"{sentence} and has no input_scale, which FP8 needs"
 
 
 def _is_excluded(joined: str, layer: _JoinedLayer, excluded: Sequence[str]) -> bool:
@@ -523,4 +521,4 @@ def _is_excluded(joined: str, layer: _JoinedLayer, excluded: Sequence[str]) -> b
         if index and name.startswith(excluded[index - 1]):
             return True
     # If one expert of a layer is excluded, vLLM excludes all of them.
-    return not layer.parts and any(entry.startswith(name) for entry in excluded[index : index + 1])
+    return not layer.parts and index < len(excluded) and excluded[index].startswith(name)

@@ -149,16 +149,19 @@ class StoredModel(msgspec.Struct, frozen=True):
 
     def step(self, serving: Serving) -> Step:
         """Return what a step reads."""
-        read = {"mtp": 0.0, "": 0.0}
+        weights = drafting = 0.0
         own_head = False
         for row in self.audit.rows:
-            read["mtp" if row.group == "mtp" else ""] += self.row_read(row, serving)
-            own_head |= row.group == "mtp" and row.modules.endswith("head")
+            if row.group == "mtp":
+                drafting += self.row_read(row, serving)
+                own_head |= row.modules.endswith("head")
+            else:
+                weights += self.row_read(row, serving)
         shape = self.shape(serving)
-        each = serving.requests * shape.read(serving.context, drafts=True)
-        each += 0.0 if own_head else self.draft_head(serving)
+        draft = serving.requests * shape.read(serving.context, drafts=True)
+        draft += 0.0 if own_head else self.draft_head(serving)
         cache = serving.requests * shape.read(serving.context)
-        return Step(read[""], cache, read["mtp"] + serving.drafts * each)
+        return Step(weights, cache, drafting + serving.drafts * draft)
 
     def draft_head(self, serving: Serving) -> float:
         """Return the bytes of the output layer that a draft reads."""
@@ -254,11 +257,12 @@ def levers(
         nvfp4 = f"no: since vLLM {FLAGS_SINCE}" if older else "unknown: with latent attention"
     add("cache in NVFP4", model, replace(serving, cache="nvfp4"), nvfp4)
     if model.draft_layers:
-        served = [replace(serving, drafts=count) for count in range(MOST_DRAFTS + 1)]
-        rates = [tokens_of_step(shares, each.drafts) / model.step(each).total for each in served]
-        best = served[rates.index(max(rates))]
-        text = f"{best.drafts} drafts instead of {serving.drafts}"
-        add(text, model, best, "yes: num_speculative_tokens")
+        choices = [replace(serving, drafts=count) for count in range(MOST_DRAFTS + 1)]
+        best = max(
+            choices, key=lambda each: tokens_of_step(shares, each.drafts) / model.step(each).total
+        )
+        change = f"{best.drafts} drafts instead of {serving.drafts}"
+        add(change, model, best, "yes: num_speculative_tokens")
     return sorted(results, key=operator.attrgetter("gain"), reverse=True)
 
 

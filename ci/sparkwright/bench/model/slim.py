@@ -196,9 +196,17 @@ class Slimming:
         #: Name of a tensor that is converted → the layer of which vLLM makes it a part.
         self._joined = {f"{name}.weight": modules.joined_layer(name) for name in names}
         self._tensors = self._results(source.tensors)
-        after = modules.audit(Checkpoint(self._config, self._tensors)).weights
-        identity = content_key("slim", (source.config, source.tensors, form, names))
-        self.record = SlimRecord(folder.name, revision, identity, form, (*names,), before, after)
+        after = modules.audit(Checkpoint(self._config, self._tensors))
+        self._size = after.bytes
+        self.record = SlimRecord(
+            folder.name,
+            revision,
+            content_key("slim", (source.config, source.tensors, form, names)),
+            form,
+            (*names,),
+            before,
+            after.weights,
+        )
 
     def _results(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what takes the place of *tensors*."""
@@ -243,18 +251,23 @@ class Slimming:
         if (out / RECORD).exists():
             earlier = read_json(out / RECORD, SlimRecord)
             if earlier.identity != self.record.identity:
-                what = f"{out} holds a copy of {earlier.source:.80}, or one with other layers."
-                raise SlimError("slim-other-source", what)
+                raise SlimError(
+                    "slim-other-source",
+                    f"{out} holds a copy of {earlier.source:.80}, or one with other layers.",
+                )
             self.record = earlier
         elif list_folder(out) != unfinished:
             raise SlimError("slim-other-source", f"{out} is not empty.")
         for path in unfinished:
             path.unlink()
-        needed = sum(tensor.bytes for tensor in self._tensors.values())
-        needed -= sum(path.stat().st_size for path in list_folder(out, "*.safetensors"))
+        needed = self._size
+        for path in list_folder(out, "*.safetensors"):
+            needed -= path.stat().st_size
         if needed > (free := shutil.disk_usage(out).free):
-            what = f"The copy needs {size(needed)} under {out}, where {size(free)} are free."
-            raise StoreError("disk-full", what)
+            raise StoreError(
+                "disk-full",
+                f"The copy needs {size(needed)} under {out}, where {size(free)} are free.",
+            )
         store.write_file(out / RECORD, _json(self.record))
 
     def _write_shards(self, out: Path) -> None:
@@ -283,8 +296,9 @@ class Slimming:
             for name, part in self._parts(shard, self._joined):
                 layer = self._joined[name]
                 magnitudes[layer] = max(magnitudes[layer], int(quantise.largest(part)))
-        bits = np.array([*magnitudes.values()], np.uint16)
-        powers = quantise.exponents(bits, quantise.NVFP4_LARGEST)
+        powers = quantise.exponents(
+            np.array([*magnitudes.values()], np.uint16), quantise.NVFP4_LARGEST
+        )
         return dict(zip(magnitudes, powers.tolist(), strict=True))
 
     def _parts(self, shard: str, wanted: Container[str]) -> Iterator[tuple[str, NDArray[Any]]]:
@@ -394,8 +408,9 @@ def _head(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]:
     # The widest type first, so that each tensor begins at a multiple of it.
     for name, tensor in sorted(tensors.items(), key=lambda item: -BITS[item[1].dtype]):
         begins[name], end = end, end + tensor.bytes
-        offsets = (begins[name], end)
-        entries[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": offsets}
+        entries[name] = {
+            "dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (begins[name], end)
+        }  # fmt: skip
     text = msgspec.json.encode(entries)
     text += b" " * (-len(text) % 8)
     head = len(text).to_bytes(8, "little") + text
@@ -418,8 +433,11 @@ def _choose(
             why = f"{matching[0]}: {reasons[matching[0]]}" if matching else "there is none"
             lacking.append(f"{pattern}: {why}")
     if lacking:
-        what = f"{len(lacking)} names of --layers match no layer that can be converted."
-        raise SlimError("slim-layers", what, details=lacking)
+        raise SlimError(
+            "slim-layers",
+            f"{len(lacking)} names of --layers match no layer that can be converted.",
+            details=lacking,
+        )
     if not chosen:
         raise SlimError("slim-nothing", "The model has no matrix in BF16 that may change.")
     return [*chosen]

@@ -77,8 +77,9 @@ def check(
     if errors := lines(findings(recipe, cells, machine, audit)):
         server = recipe.memory(machine, audit)
         errors += [remedy.text for remedy in memory.remedies(server, machine, flags=False)]
-        what = f"{recipe.name} cannot be served here as it is."
-        raise RecipeError("recipe-unfit", what, details=errors)
+        raise RecipeError(
+            "recipe-unfit", f"{recipe.name} cannot be served here as it is.", details=errors
+        )
 
 
 def check_traps(words: Sequence[str], vllm: str, model: Path) -> None:
@@ -148,8 +149,9 @@ def rules(
     results = [Reason(*refusal) for refusal in memory.refusals(server, machine)]
     cache = flags.value(words, CACHE)
     if cache and not flags.number(words, CACHE):
-        message = f"{CACHE}={cache} is no number of bytes; write 20G or 1536M"
-        results.append(Reason("cache-unpinned", message))
+        results.append(
+            Reason("cache-unpinned", f"{CACHE}={cache} is no number of bytes; write 20G or 1536M")
+        )
     drafts = not recipe or recipe.model.drafts is not False
     results += traps.find(words, vllm, checkpoint or replace(traps.UNREAD, drafts=drafts))
     if recipe:
@@ -177,9 +179,10 @@ def _other_model(recipe: Recipe, checkpoint: ModuleAudit | None) -> Iterator[Rea
     name = model.quantization.partition(" ")[0]
     weights_alone = "W4A4" in model.quantization and "W4A16" in checkpoint.scheme
     if not checkpoint.scheme.startswith(FORMATS.get(name, name)) or weights_alone:
-        scheme = checkpoint.scheme or "not quantised"
         yield Reason(
-            "checkpoint-other", f"it is {scheme}, and the recipe's model is {model.quantization}"
+            "checkpoint-other",
+            f"it is {checkpoint.scheme or 'not quantised'}, and the recipe's model is "
+            f"{model.quantization}",
         )
     size = checkpoint.bytes / GIB / recipe.nodes
     if plan.weights and abs(size - plan.weights) > OTHER_MODEL * plan.weights:

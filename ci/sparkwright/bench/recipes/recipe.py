@@ -284,11 +284,10 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         variant = self.find_variant(version)
         if variant is None:
-            ranges = "; ".join(variant.vllm for variant in self.versions)
             raise RecipeError(
                 "recipe-unfit",
                 f"{self.name} does not know vLLM {version!r:.80}.",
-                details=[f"known: {ranges}"],
+                details=[f"known: {'; '.join(variant.vllm for variant in self.versions)}"],
             )
         if variant.lacks and not is_ours(version):
             raise RecipeError(
@@ -330,8 +329,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         plan, weights, settings = self.plan, self.plan.weights, list[str]()
         variants = (self.variant(version),) if version else self.versions
         if checkpoint:
-            sizes = [checkpoint.loaded(self.drafting(each)) for each in variants]
-            weights = max(sizes) / GIB / self.nodes
+            largest = max(checkpoint.loaded(self.drafting(variant)) for variant in variants)
+            weights = largest / GIB / self.nodes
         for variant in variants:
             settings += [*variant.flags, *variant.variables.values()]
         # Of all kernels, only b12x was seen to be tuned once more after the cache was allocated
@@ -376,7 +375,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def names(root: Path) -> tuple[str, ...]:
     """Return the names of the recipes of the repository at *root* that are for a Spark."""
-    return tuple(path.stem for path in list_folder(root / "ci" / "recipes", "*.yaml"))
+    return tuple(_by_name(root / "ci" / "recipes"))
 
 
 def files(root: Path) -> dict[str, Path]:
@@ -418,8 +417,11 @@ def _inherit(own: dict[str, Any], folder: Path, path: Path) -> dict[str, Any]:
     """Return the fields *own* of the recipe at *path* beside those of its class in *folder*."""
     classes, name = _by_name(folder), str(own["inherits"])
     if name not in classes:
-        what = f"{path} inherits from {name!r:.80}, which is no class of recipes."
-        raise FileError("file-invalid", what, details=[f"classes: {', '.join(classes)}"])
+        raise FileError(
+            "file-invalid",
+            f"{path} inherits from {name!r:.80}, which is no class of recipes.",
+            details=[f"classes: {', '.join(classes)}"],
+        )
     fields = strict_yaml.load(classes[name], dict[str, Any])
     for field, value in own.items():
         inherited = fields.get(field)

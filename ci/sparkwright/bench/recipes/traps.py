@@ -68,9 +68,10 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return False
         if self.drafts is not None and self.drafts != audit.drafts:
             return False
-        values = [(pattern, flag_values.get(name, "")) for name, pattern in self.settings.items()]
-        met = all(re.fullmatch(pattern, value) for pattern, value in values)
-        return met and audit.scheme.startswith(self.scheme)
+        for name, pattern in self.settings.items():
+            if not re.fullmatch(pattern, flag_values.get(name, "")):
+                return False
+        return audit.scheme.startswith(self.scheme)
 
 
 class Trap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

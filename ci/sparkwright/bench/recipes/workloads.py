@@ -21,7 +21,10 @@ from sparkwright.core.errors import UsageError
 Name = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9.-]{0,59}$")]
 Tokens = Annotated[int, Meta(ge=1, le=1 << 20)]
 
-_CELL = re.compile(r"(?:([a-z0-9-]{1,40}) )?(\d{1,7})/(\d{1,7}) c(\d{1,4})")
+_CELL = re.compile(
+    r"(?:(?P<texts>[a-z0-9-]{1,40}) )?(?P<prompt>\d{1,7})/(?P<answer>\d{1,7})"
+    r" c(?P<concurrency>\d{1,4})"
+)
 
 
 class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,9 +53,7 @@ class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         match = _CELL.fullmatch(name)
         if match is None:
             raise ValueError(f"{name!r:.80} is not a cell; write it as 1024/1024 c8")
-        texts, prompt, answer, concurrency = match.groups(default="")
-        sizes = {"prompt": prompt, "answer": answer, "concurrency": concurrency}
-        return msgspec.convert({**sizes, "texts": texts}, cls, strict=False)
+        return msgspec.convert(match.groupdict(default=""), cls, strict=False)
 
     @property
     def name(self) -> str:
@@ -87,9 +88,10 @@ class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 for cell in workload.cells if workload else (WorkloadCell.parse(name),):
                     cells.setdefault(cell.name, cell)
             except ValueError:
-                todo = f"Choose from: {', '.join(self.workloads)}; or name a cell: 1024/1024 c8."
                 raise UsageError(
-                    "usage", f"There is no workload {name!r:.80}.", todo=todo
+                    "usage",
+                    f"There is no workload {name!r:.80}.",
+                    todo=f"Choose from: {', '.join(self.workloads)}; or name a cell: 1024/1024 c8.",
                 ) from None
         return tuple(cells.values())
 
@@ -131,9 +133,10 @@ def check_texts(cells: Sequence[WorkloadCell], texts: Path | None) -> None:
             "usage", f"{users[0]} needs a file of prompts.", todo="Name it with --texts FILE."
         )
     if texts and not users:
-        what = f"{cells[0].name} is measured with random tokens, and not with the file of --texts."
         raise UsageError(
-            "usage", what, todo='Name a cell that has texts: --workload "sharegpt 1024/256 c10".'
+            "usage",
+            f"{cells[0].name} is measured with random tokens, and not with the file of --texts.",
+            todo='Name a cell that has texts: --workload "sharegpt 1024/256 c10".',
         )
 
 

@@ -220,8 +220,11 @@ class Client:
         host = r"(?:[\w.-]+|\[[0-9a-fA-F:.]+\])"
         match = re.fullmatch(rf"https?://{host}(?::([0-9]{{1,5}}))?(?:/[\w./~-]*)?", url, re.ASCII)
         if not match or not 0 < int(match[1] or 80) < 1 << 16:
-            message = f"{one_line(url, 200)} is not the address of a server"
-            raise UsageError("usage", f"{message}, such as http://127.0.0.1:8000.")
+            raise UsageError(
+                "usage",
+                f"{one_line(url, 200)} is not the address of a server, such as "
+                "http://127.0.0.1:8000.",
+            )
         self.url, self.deadline = url.rstrip("/"), deadline
         self._requested, self._key = model, key
 
@@ -334,8 +337,10 @@ class Client:
             )
         if choice.finish_reason == "length" and len(tokens) < max_tokens:
             self._require_room(usage.prompt_tokens, max_tokens)
-            message = f"ended for its length after {len(tokens)} of {max_tokens} tokens"
-            raise ServerInvalid("usage-mismatch", f"the completion {message}")
+            raise ServerInvalid(
+                "usage-mismatch",
+                f"the completion ended for its length after {len(tokens)} of {max_tokens} tokens",
+            )
         return Completion(
             tokens,
             choice.text,
@@ -381,9 +386,13 @@ class Client:
         }
         choice, usage = self._generate("/v1/chat/completions", request, max_tokens)
         message = choice.message or _Message()
-        calls = tuple(call.function for call in message.tool_calls or ())
-        texts = message.content or "", message.reasoning or ""
-        return ChatAnswer(*texts, calls, choice.finish_reason, usage)
+        return ChatAnswer(
+            message.content or "",
+            message.reasoning or "",
+            tuple(call.function for call in message.tool_calls or ()),
+            choice.finish_reason,
+            usage,
+        )
 
     def _generate(
         self, path: str, request: Mapping[str, Any], max_tokens: int, size: int = 0
@@ -418,10 +427,11 @@ class Client:
     @cached_property
     def _model(self) -> _Model:
         listed = self._ask("/v1/models", _Models).data
-        if self._requested:
-            matching = [model for model in listed if model.id == self._requested]
-        else:
-            matching = [model for model in listed if not model.parent]
+        matching = [
+            model
+            for model in listed
+            if (model.id == self._requested if self._requested else not model.parent)
+        ]
         if len(matching) != 1:
             names = ", ".join(model.id for model in listed) or "no model"
             raise ServerInvalid(
@@ -438,8 +448,7 @@ class Client:
         limit: int = LARGEST,
     ) -> T:
         """Return the reply of *path* as a *kind*; with a *request* it is a POST."""
-        method = "POST" if request else "GET"
-        body = self._exchange(method, path, request, limit)
+        body = self._exchange("POST" if request else "GET", path, request, limit)
         try:
             return msgspec.json.decode(body, type=kind)
         # The errors of msgspec and of UTF-8 are ValueErrors; deep nesting is not.
@@ -475,8 +484,9 @@ class Client:
                     return reply.body
                 text = reply.headers.get("location") or reply.body.decode("utf-8", "replace")
                 reason = "not-a-number" if NOT_A_NUMBER.search(text) else "server-refused"
-                message = f"status {reply.status} of {path}: {text[:300]}"
-                raise ServerInvalid(reason, message, reply.status)
+                raise ServerInvalid(
+                    reason, f"status {reply.status} of {path}: {text[:300]}", reply.status
+                )
         except HttpFailure as failure:
             reasons = {
                 "slow": "server-slow",
@@ -492,13 +502,13 @@ def _distributions(logprobs: _Logprobs | None, count: int) -> tuple[dict[int, fl
     lists = (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs) if logprobs else ()
     if [len(values) for values in lists] != [count] * 3:
         raise ServerInvalid("answer-unreadable", f"{count} tokens came without as many logprobs")
-    return tuple(
-        {
-            int(token.removeprefix("token_id:")): math.nan if value is None else value
-            for token, value in {**(others or {}), name: own}.items()
-        }
-        for name, own, others in zip(*lists, strict=True)
-    )
+    distributions = list[dict[int, float]]()
+    for name, own, others in zip(*lists, strict=True):
+        distributions.append({})
+        for token, value in {**(others or {}), name: own}.items():
+            number = int(token.removeprefix("token_id:"))
+            distributions[-1][number] = math.nan if value is None else value
+    return tuple(distributions)
 
 
 def _scores(
@@ -509,15 +519,14 @@ def _scores(
         raise ServerInvalid(
             "answer-unreadable", f"{len(scores)} tokens of a prompt of {len(prompt)} have logprobs"
         )
-    for position, (token, top) in enumerate(zip(prompt, scores, strict=True)):
-        if position and token not in (top or ()):
+    distributions = list[dict[int, float]]()
+    for position, token in enumerate(prompt[1:], 1):
+        top = scores[position] or {}
+        if token not in top:
             raise ServerInvalid(
                 "answer-unreadable", f"token {token} of the prompt, at {position}, has no logprob"
             )
-    return tuple(
-        {
-            other: math.nan if score.logprob is None else score.logprob
-            for other, score in (top or {}).items()
-        }
-        for top in scores[1:]
-    )
+        distributions.append({})
+        for other, score in top.items():
+            distributions[-1][other] = math.nan if score.logprob is None else score.logprob
+    return tuple(distributions)

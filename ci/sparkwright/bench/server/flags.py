@@ -1,7 +1,6 @@
 """Arguments of ``vllm serve``: parsed, compared and merged as vLLM reads them."""
 
 import contextlib
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -60,14 +59,14 @@ def parse(words: Sequence[str]) -> list[VllmArgument]:
     Raises:
         flag-unknown: The first word is no flag, or a word holds a zero byte.
     """
-    wrong = [word for word in words if "\0" in word]
-    if words and not is_flag(words[0]):
-        wrong.append(words[0])
-    if wrong:
-        raise FlagError("flag-unknown", f"{wrong[0]!r:.80} is no argument of vLLM.")
-    starts = [index for index, word in enumerate(words) if is_flag(word)]
-    bounds = itertools.pairwise([*starts, len(words)])
-    return [_argument(tuple(words[start:end])) for start, end in bounds]
+    arguments: list[tuple[str, ...]] = []
+    for word in words:
+        if is_flag(word):
+            arguments.append(())
+        if not arguments or "\0" in word:
+            raise FlagError("flag-unknown", f"{word!r:.80} is no argument of vLLM.")
+        arguments[-1] += (word,)
+    return [*map(_argument, arguments)]
 
 
 def _argument(words: tuple[str, ...]) -> VllmArgument:
@@ -121,8 +120,8 @@ def without_drafts(words: Sequence[str]) -> tuple[str, ...]:
 
 def value(words: Sequence[str], name: str) -> str:
     """Return the value of the flag *name*, the last one; empty if it is not given."""
-    values = [argument.value for argument in parse(words) if argument.name == name]
-    return values[-1] if values else ""
+    arguments = reversed(parse(words))
+    return next((argument.value for argument in arguments if argument.name == name), "")
 
 
 def number(words: Sequence[str], name: str) -> float | None:

@@ -60,8 +60,7 @@ def difference(site: Path, name: str) -> str:
     module = ".".join(parts)
     if module in STARTED:
         return "it is loaded before anything imports it"
-    folder = site.joinpath(*parts[:-1])
-    places = [str(folder)] if len(parts) > 1 else None
+    places = [str(site.joinpath(*parts[:-1]))] if len(parts) > 1 else None
     specs = (finder.find_spec(module, places) for finder in sys.meta_path)
     spec = next((spec for spec in specs if spec), None)
     if spec is None or spec.origin != str(site / name):

@@ -107,11 +107,10 @@ def check_variables(variables: Mapping[str, str], package: Path) -> None:
     if not read or not unread:
         return
     removed = strict_yaml.load(config.root() / "ci" / "variables.yaml", dict[str, str])
-    details = [f"{name}: {removed.get(name, 'unknown')}" for name in unread]
     raise VariableError(
         "variable-refused",
         f"The installed vLLM does not read {', '.join(unread)}.",
-        details=details,
+        details=[f"{name}: {removed.get(name, 'unknown')}" for name in unread],
     )
 
 
@@ -170,8 +169,8 @@ class LaunchPlan(msgspec.Struct, frozen=True):
         environment, caches = self.python.absolute().parent.parent, dict[str, str]()
         if self.user:
             home = _home(self.user)
-            own = {"HOME": str(home), "USER": self.user, "LOGNAME": self.user, "TMPDIR": ""}
-            passed |= {**own, "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": "", "HF_HOME": ""}
+            passed |= {"HOME": str(home), "USER": self.user, "LOGNAME": self.user}
+            passed |= dict.fromkeys(("TMPDIR", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "HF_HOME"), "")
             caches = cache_variables(home / ".cache" / sha256_bytes(bytes(environment))[:16])
         elif (environment / "pyvenv.cfg").is_file() and os.access(environment, os.W_OK):
             caches = cache_variables(environment)

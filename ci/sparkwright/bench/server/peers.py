@@ -127,15 +127,17 @@ class Machines(msgspec.Struct, frozen=True):
             UsageError: The address of this machine is not known.
         """
         if not self.address:
-            what = f"It is served by {self.nodes} machines, and the address of this one is missing."
-            todo = (
-                "Start `serve` on each, with --node-address and that machine's address on their "
-                "network, and on all but the first with --join and the first one's address. "
-                "`gate` and `bench` take their own as --variable VLLM_HOST_IP=ADDRESS."
+            raise UsageError(
+                "usage",
+                f"It is served by {self.nodes} machines, and the address of this one is missing.",
+                todo="Start `serve` on each, with --node-address and that machine's address on "
+                "their network, and on all but the first with --join and the first one's address. "
+                "`gate` and `bench` take their own as --variable VLLM_HOST_IP=ADDRESS.",
             )
-            raise UsageError("usage", what, todo=todo)
-        words = [f"--node-rank={self.rank}", f"--master-addr={self.first}"]
-        words += [f"{EXECUTOR}=mp", f"{HOSTS}={self.nodes}", f"--master-port={self.port + 1}"]
+        words = [
+            f"--node-rank={self.rank}", f"--master-addr={self.first}", f"{EXECUTOR}=mp",
+            f"{HOSTS}={self.nodes}", f"--master-port={self.port + 1}",
+        ]  # fmt: skip
         return words + ["--headless"] * (self.rank > 0)
 
     def variables(self) -> dict[str, str]:
@@ -146,8 +148,9 @@ class Machines(msgspec.Struct, frozen=True):
             address-missing: As `interface`.
         """
         card = interface(self.address)
-        names = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-        return {**dict.fromkeys(names, card), "VLLM_HOST_IP": self.address}
+        return {
+            "NCCL_SOCKET_IFNAME": card, "GLOO_SOCKET_IFNAME": card, "VLLM_HOST_IP": self.address
+        }  # fmt: skip
 
 
 def taken_over(words: Sequence[str]) -> bool:
@@ -191,12 +194,15 @@ def interface(address: str) -> str:
     """
     addresses = dict[str, str]()
     for name, entries in psutil.net_if_addrs().items():
-        addresses |= dict.fromkeys((entry.address for entry in entries), name)
+        for entry in entries:
+            addresses[entry.address] = name
     if address in addresses:
         return addresses[address]
-    what = f"No interface of this machine has the address {address}."
-    details = [f"{name}: {own}" for own, name in addresses.items()]
-    raise PeerError("address-missing", what, details=details)
+    raise PeerError(
+        "address-missing",
+        f"No interface of this machine has the address {address}.",
+        details=[f"{name}: {own}" for own, name in addresses.items()],
+    )
 
 
 def state(machines: Machines, python: Path, model: Path, words: Sequence[str]) -> Statement:
@@ -240,8 +246,10 @@ def gather(
     """
     nodes, first, port = machines.nodes, machines.first, machines.port
     if not machines.join:
-        text = f"sparkwright serve … --join {first} --node-address ADDRESS"
-        console.note(f"waiting for the other machines; on each: {text}")
+        console.note(
+            "waiting for the other machines; on each: sparkwright serve … "
+            f"--join {first} --node-address ADDRESS"
+        )
     own = state(machines, python, model, words)
     links, statements = meet(own, nodes, first, port)
     compare(statements, nodes)
@@ -249,11 +257,12 @@ def gather(
     console.note(f"{nodes} machines are equal, and their link gives {rate:.2f} GB/s")
     judge(rate, statements)
     head = next(statement for statement in statements if not statement.rank)
-    places = [argument.words for argument in flags.parse(words) if argument.name in OWN]
+    arguments = list[str]()
+    for argument in flags.parse(words):
+        arguments += argument.words if argument.name in OWN else ()
     for argument in flags.parse(head.arguments):
-        if argument.name not in OWN:
-            places.append(argument.words)
-    return links, tuple(word for argument in places for word in argument)
+        arguments += () if argument.name in OWN else argument.words
+    return links, tuple(arguments)
 
 
 def meet(
@@ -342,15 +351,16 @@ def measure(
     Raises:
         link-failed: It did not end.
     """
-    words = [head, str(port), str(own.rank), str(nodes), str(MEASURING / 2)]
-    command = [str(python), "-P", "-c", _LINK, *words]
+    words = map(str, (head, port, own.rank, nodes, MEASURING / 2))
     # CUDA reserves addresses without bounds.
     limits = Limits(MEASURING, 1 << 40, 1)
-    lines = run_limited(command, limits, env=variables).tail.splitlines()
+    ended = run_limited([str(python), "-P", "-c", _LINK, *words], limits, env=variables)
+    lines = ended.tail.splitlines()
     with contextlib.suppress(ValueError, IndexError):
         return float(lines[-1]) / 1e9
-    what = f"An all-reduce over {nodes} machines failed."
-    raise PeerError("link-failed", what, details=lines[-20:])
+    raise PeerError(
+        "link-failed", f"An all-reduce over {nodes} machines failed.", details=lines[-20:]
+    )
 
 
 def judge(rate: float, statements: Sequence[Statement]) -> None:
@@ -362,5 +372,7 @@ def judge(rate: float, statements: Sequence[Statement]) -> None:
     """
     stated = min(each.speed for each in statements) / 8
     if rate < SLOWEST * stated:
-        what = f"The link gives {rate:.3f} GB/s, and its interfaces state {stated:.1f}."
-        raise PeerError("link-slow", what)
+        raise PeerError(
+            "link-slow",
+            f"The link gives {rate:.3f} GB/s, and its interfaces state {stated:.1f}.",
+        )

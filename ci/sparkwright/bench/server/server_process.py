@@ -63,8 +63,9 @@ class Server:
         environment = plan.environment()
         self._links = list[socket.socket]()
         if plan.machines:
-            words = plan.machines, plan.python, plan.model, plan.flags, environment
-            self._links, _ = peers.gather(*words)
+            self._links, _ = peers.gather(
+                plan.machines, plan.python, plan.model, plan.flags, environment
+            )
         command = wrap_with_limits(plan.command(port), path=environment.get("PATH"))
         command = [*SUPERVISOR, str(plan.grace), *command]
         if plan.user:

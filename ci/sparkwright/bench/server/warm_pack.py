@@ -90,7 +90,7 @@ def pack_key(plan: LaunchPlan, recipe: str, model: str, marker: Marker) -> PackK
     return PackKey(
         recipe=line(recipe),
         model=model,
-        settings=tuple(sorted({line(each) for each in settings})),
+        settings=tuple(sorted(set(map(line, settings)))),
         wheels={name: marker.wheels[name] for name in COMPILERS if name in marker.wheels},
         python=".".join(marker.python.split(".")[:2]),
         gpu=line(f"{gpus[0].name} (SM {gpus[0].capability})" if gpus else host_info.processor()),
@@ -215,8 +215,9 @@ def pack_files(root: Path) -> list[Path]:
     for path in (root / CACHES).rglob("*"):
         parts = path.relative_to(root).parts
         passing = path.name.endswith((".lock", ".tmp")) or path.name.startswith("gpu_p2p_access")
-        if not passing and set(LEFT_OUT).isdisjoint(parts) and path.is_file():
-            paths += [] if path.is_symlink() else [path]
+        regular = path.is_file() and not path.is_symlink()
+        if regular and not passing and set(LEFT_OUT).isdisjoint(parts):
+            paths.append(path)
     return sorted(paths)
 
 

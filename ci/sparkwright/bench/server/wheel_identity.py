@@ -1,7 +1,6 @@
 """Recognise an installed wheel by its files."""
 
 import contextlib
-import csv
 import itertools
 import json
 import os
@@ -14,9 +13,16 @@ from zipfile import ZipInfo
 from packaging.utils import canonicalize_name
 
 from sparkwright.core import process
-from sparkwright.core.errors import FileError, PythonError
+from sparkwright.core.errors import FileError, PythonError, WheelError
 from sparkwright.core.files import read_text, sha256_bytes, sha256_file
-from sparkwright.core.zips import INSTALLER_FILES, Archive, zip_file, zip_members
+from sparkwright.core.zips import (
+    INSTALLER_FILES,
+    Archive,
+    info_folder,
+    record_rows,
+    zip_file,
+    zip_members,
+)
 from sparkwright.forks.stack import is_ours
 
 #: Mismatches that are listed; one is enough to refuse.
@@ -52,8 +58,7 @@ def version(python: Path, name: str = "vllm") -> str:
     Raises:
         environment-unusable: It is no Python, or the distribution is not installed there.
     """
-    folder = site_packages(python)
-    for distribution in metadata.distributions(name=name, path=[str(folder)]):
+    for distribution in metadata.distributions(name=name, path=[str(site_packages(python))]):
         return distribution.version
     raise PythonError("environment-unusable", f"{python} has no {name} installed.")
 
@@ -78,7 +83,7 @@ def mismatches(
     site = site_packages(python)
     with zip_file(wheel) as archive:
         members = zip_members(archive, wheel.name)
-        info = next((name.split("/")[0] for name in members if ".dist-info/" in name), "")
+        info = info_folder(members, wheel.name)
         installed = {_installed_name(name, info): member for name, member in members.items()}
         installed.pop("", None)
         differing = dict(itertools.islice(_compare(archive, installed, site), MOST))
@@ -127,9 +132,9 @@ def environment_contents(site: Path) -> dict[str, str]:
             continue
         project = canonicalize_name(info.name.partition("-")[0])
         # A device in the place of a file may never end.
-        with contextlib.suppress(OSError, csv.Error, FileError):
-            record = csv.reader(read_text(info / "RECORD").splitlines())
-            names = [row[0] for row in record if row and _installed_name(row[0], info.name)]
+        with contextlib.suppress(OSError, FileError, WheelError):
+            rows = record_rows(read_text(info / "RECORD"), info.name)
+            names = [row.name for row in rows if _installed_name(row.name, info.name)]
             if all((site / name).is_file() for name in names):
                 files = {name: sha256_file(site / name) for name in names}
                 digests[f"content {project}"] = content_digest(files, info.name)
@@ -148,9 +153,11 @@ def content_digest(files: Mapping[str, str], info: str) -> str:
         files: Member → sha256.
         info: The name of the ``.dist-info`` folder.
     """
-    names = {name: _installed_name(name, info) for name in files}
-    lines = sorted(f"{stable},{files[name]}\n" for name, stable in names.items() if stable)
-    return sha256_bytes("".join(lines).encode())
+    lines = []
+    for name, digest in files.items():
+        if installed_name := _installed_name(name, info):
+            lines.append(f"{installed_name},{digest}\n")
+    return sha256_bytes("".join(sorted(lines)).encode())
 
 
 def _installed_name(member: str, info: str) -> str:
