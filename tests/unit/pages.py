@@ -24,8 +24,8 @@ from msgspec import inspect as types
 import sparkwright
 from sparkwright.audit.policy import CommonPolicy, StackPolicy
 from sparkwright.bench.model.slim import SlimRecord
+from sparkwright.bench.recipes.preflight import Trap
 from sparkwright.bench.recipes.recipe import Recipe
-from sparkwright.bench.recipes.traps import Trap
 from sparkwright.bench.results import Result
 from sparkwright.builder.ninja import ShippedFile
 from sparkwright.builder.toolchain import EnvironmentSpec

@@ -413,7 +413,7 @@ def test_a_mixture_is_refused_exactly_if_vllm_would_load_it_wrongly(tmp_path: Pa
         ("a part of attention left in BF16", ["q_proj is FP8 with a scale for a row", "v_proj is not quantised"]),
         ("side layers in a checkpoint of NVFP4", ["declared as NVFP4"]),
         ("head not declared", ["lm_head is FP8", "declared as nothing"]),
-        ("static FP8 without the scale of its inputs", ["o_proj has no input_scale"]),
+        ("static FP8 without the scale of its inputs", ["o_proj is FP8", "has no input_scale"]),
     ],
 )
 def test_the_verb_names_the_layer_and_what_differs(mini: Mini, cli: Cli, tmp_path: Path, name: str, words: list[str]) -> None:

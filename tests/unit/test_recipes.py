@@ -15,7 +15,7 @@ from tests.refusals import outcome, refusal
 from tests.support import checkpoints, standin
 
 from sparkwright.bench.model import checkpoint, modules
-from sparkwright.bench.recipes import preflight, recipe, traps, workloads
+from sparkwright.bench.recipes import preflight, recipe, workloads
 from sparkwright.bench.server import flags, wheel_identity
 from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan
 from sparkwright.core import config, files, memory, strict_yaml
@@ -427,7 +427,7 @@ def test_broken_workload_is_refused(cells: list[dict[str, Any]]) -> None:
 
 
 def facts_of(model: str = "", scheme: str = "", experts: int = 0, head_size: int = 0, *, drafts: bool = True) -> modules.ModuleAudit:
-    return replace(traps.UNREAD, model=model, scheme=scheme, experts=(experts, 0), head_size=head_size, drafts=drafts)
+    return replace(preflight.UNREAD, model=model, scheme=scheme, experts=(experts, 0), head_size=head_size, drafts=drafts)
 
 
 
@@ -487,12 +487,12 @@ CASES: dict[str, list[tuple[list[str], str, modules.ModuleAudit, bool]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("trap", traps.load(), ids=lambda trap: trap.id)
-def test_trap_holds_for_what_it_describes_and_nothing_beside(trap: traps.Trap) -> None:
+@pytest.mark.parametrize("trap", preflight.load_traps(), ids=lambda trap: trap.id)
+def test_trap_holds_for_what_it_describes_and_nothing_beside(trap: preflight.Trap) -> None:
     cases = CASES[trap.id]
     assert {met for *_, met in cases} == {True, False}
     for words, vllm, facts, met in cases:
-        assert (trap.id in {each.reference for each in traps.find(words, vllm, facts)}) == met, words
+        assert (trap.id in {each.reference for each in preflight.find_traps(words, vllm, facts)}) == met, words
 
 
 def test_recipes_meet_no_trap() -> None:
@@ -503,4 +503,4 @@ def test_recipes_meet_no_trap() -> None:
         for version in ("0.20.1", "0.23.0", "0.33.0"):
             if variant := spec.find_variant(version):
                 words = [*variant.flags, f"--speculative-config={msgspec.json.encode(spec.drafting(variant)).decode()}"]
-                assert not [trap.reference for trap in traps.find(words, version, facts)], name
+                assert not [trap.reference for trap in preflight.find_traps(words, version, facts)], name

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.unit import pages
 
-from sparkwright.bench.recipes import preflight, recipe, traps
+from sparkwright.bench.recipes import preflight, recipe
 from sparkwright.cli.main import COMMANDS, parsers
 from sparkwright.gates.core import ladder, server_under_test
 
@@ -180,7 +180,7 @@ COMMAND = re.compile(r"`(?:sparkwright )?((?:(?:model|patch|release) )?[a-z]+)((
 def command_references() -> set[str]:
     """Return every reference of an error of a command, and of a rule of `serve`."""
     rules = re.findall(r'Reason\(\s*"([a-z0-9-]+)"', Path(preflight.__file__).read_text())
-    return {reference for _, reference, _ in pages.entries()} | {*preflight.REASONS, *rules, *(trap.id for trap in traps.load())}
+    return {reference for _, reference, _ in pages.entries()} | {*preflight.REASONS, *rules, *(trap.id for trap in preflight.load_traps())}
 
 
 def test_each_failure_names_a_check_of_the_command_or_gate_that_has_it() -> None:

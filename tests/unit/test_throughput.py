@@ -22,7 +22,7 @@ from tests.refusals import refusal
 from tests.support import verdicts, wheels
 from tests.unit import pages as repository_pages
 
-from sparkwright.bench import records, report, results, statistics
+from sparkwright.bench import records, results, statistics
 from sparkwright.bench.recipes import recipe as recipes, workloads
 from sparkwright.cherry_picks import effects
 from sparkwright.core import pages, strict_yaml
@@ -115,15 +115,15 @@ UNSAFE = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]"
 def test_every_series_has_a_ratio_and_the_figures_of_both_sides(tmp_path: Path) -> None:
     """A ratio with its interval for each cell and metric; the median of each side."""
     result = verdicts.result(wheels.plain(tmp_path, "tiny", "1.0"), cells=CELLS)
-    ratios, figures = report.ratios(result), report.figures(result)
+    ratios, figures = results.ratios(result), results.figures(result)
     series = [one for cell in result.cells for one in cell.series]
-    assert [row[2] for row in ratios.rows] == [report.number((one.candidate or 0) / (one.baseline or 1)) for one in series]
-    assert [row[3] for row in ratios.rows] == [report.interval(one.low, one.high) for one in series]
+    assert [row[2] for row in ratios.rows] == [results.number((one.candidate or 0) / (one.baseline or 1)) for one in series]
+    assert [row[3] for row in ratios.rows] == [results.interval(one.low, one.high) for one in series]
     assert [row[2] for row in figures.rows] == ["candidate", "baseline"] * len(series)
     for name, factor in (("time per token", 1000), ("throughput", 1)):
         ours = next(one.candidate for one in series if records.METRICS[one.metric][0] == name)
         row = next(row for row in figures.rows if row[1].startswith(name))
-        assert row[3] == report.number((ours or 0) * factor)
+        assert row[3] == results.number((ours or 0) * factor)
 
 
 @given(st.text(max_size=2000))

@@ -1,5 +1,9 @@
-"""The records of an experiment: its measurements, the series made of them, and the result."""
+"""
+The records of an experiment: its measurements, the series made of them, and the result, with its
+tables for pages and terminals.
+"""
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterable
@@ -10,10 +14,11 @@ import msgspec
 
 from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.machine.state_checks import Snapshot
-from sparkwright.bench.records import FIGURES, Metric, Reason, Side
+from sparkwright.bench.records import COUNTED, FIGURES, METRICS, Metric, Reason, Side
 from sparkwright.bench.statistics import MIN_INTERVAL, mean_interval
 from sparkwright.core.files import read_json
-from sparkwright.core.states import State
+from sparkwright.core.pages import Table
+from sparkwright.core.states import SIGNS, State
 
 #: Bytes of the largest result; twelve workloads of 144 measurements of 64 requests are 17 MB.
 LARGEST = 256 << 20
@@ -219,3 +224,70 @@ def read(path: Path) -> Result:
         file-invalid: There is none, or of another format.
     """
     return read_json(path, Result, limit=LARGEST)
+
+
+#: Stands where a record holds no number, or one that no machine gives.
+NOT_MEASURED = "not measured"
+#: Headings of a figure, as `figure_texts` gives it.
+FIGURE_HEADS = ("Figure", ">Median", ">95 % interval", ">Samples")
+
+
+def number(value: float | None) -> str:
+    """Return *value* with four significant digits, and thousands apart."""
+    if value is None or not 0 < value < math.inf:
+        return NOT_MEASURED
+    decimals = max(0, 3 - math.floor(math.log10(value)))
+    return f"{value:,.{decimals}f}"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Return an interval as text; a dash if it is unknown."""
+    return "–" if low is None or high is None else f"{number(low)} … {number(high)}"
+
+
+def ratios(result: Result) -> Table:
+    """Return the candidate against the baseline: a ratio and its interval for each series."""
+    rows = []
+    for cell in result.cells if result.baseline else ():
+        for series in cell.series:
+            says, sign = "does not decide", ""
+            if series.primary:
+                says, sign = f"{series.state}: {series.conclusion}", f"{SIGNS[series.state]} "
+            ratio = (series.candidate or 0.0) / (series.baseline or math.inf)
+            rows.append(
+                (
+                    cell.name, sign + METRICS[series.metric][0], number(ratio),
+                    interval(series.low, series.high), f"{len(series.differences)}",
+                    says.removesuffix(": "),
+                )
+            )  # fmt: skip
+    return Table(
+        "Candidate against baseline",
+        ("Workload", "Metric", ">Ratio", ">95 % interval", ">Blocks", "Says"),
+        rows,
+        "Candidate by baseline, of the medians over the blocks of launches. Times below 1 and "
+        "rates above 1 are better. Rows with a sign decide.",
+    )
+
+
+def figure_texts(figure: LoadFigure) -> tuple[str, str, str, str]:
+    """Return *figure* as `FIGURE_HEADS` name its texts."""
+    title, ends = f"{figure.name}, {figure.unit}", interval(figure.low, figure.high)
+    return title, number(figure.median), ends, f"{figure.samples}"
+
+
+def figures(result: Result) -> Table:
+    """Return the deciding figures of each workload and side of *result*."""
+    rows = []
+    sides: tuple[Side, ...] = ("candidate", "baseline") if result.baseline else ("candidate",)
+    for cell, name, side in itertools.product(result.cells, METRICS, sides):
+        figure = result.figure(cell, name, side)
+        text, *numbers = figure_texts(figure)
+        if figure.samples or name not in COUNTED:
+            rows.append((cell.name, text, side, *numbers))
+    return Table(
+        "Absolute figures",
+        ("Workload", "Figure", "Of", *FIGURE_HEADS[1:]),
+        rows,
+        "Medians over the blocks of launches. Drift between sessions is not in the intervals.",
+    )

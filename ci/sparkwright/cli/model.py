@@ -14,7 +14,7 @@ from packaging.version import Version
 from sparkwright.bench.model import checkpoint, hub, modules, prediction
 from sparkwright.bench.model.checkpoint import Checkpoint, ModelError
 from sparkwright.bench.model.prediction import Lever, Rate, Serving, StoredModel
-from sparkwright.bench.recipes import preflight, recipe as recipes, traps
+from sparkwright.bench.recipes import preflight, recipe as recipes
 from sparkwright.bench.server import flags
 from sparkwright.cli import options
 from sparkwright.client.environment import default_prefix
@@ -232,7 +232,7 @@ def check(arguments: argparse.Namespace) -> dict[str, Any]:
     arguments.save = None
     stored = _checkpoint(arguments, context)
     audit = modules.audit(stored)
-    held_traps = preflight.lines(traps.find(words, environment.vllm, audit))
+    held_traps = preflight.lines(preflight.find_traps(words, environment.vllm, audit))
     selection = select(environment, stored.config, words, variables)
     _show_selection(selection, drafts=bool(flags.speculation(words)))
     if held_traps or selection.refused:

@@ -24,7 +24,7 @@ from packaging.version import Version
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import Checkpoint
 from sparkwright.bench.model.modules import DRAFT_HEADS, ModuleAudit, ModuleRow
-from sparkwright.bench.recipes import traps
+from sparkwright.bench.recipes import preflight
 from sparkwright.core.memory import CacheShape
 
 #: 10^9 bytes a second that a GB10 reads of its nominal 273 (ds4#773, LIL#323, hasso5703, veloGB10).
@@ -251,7 +251,7 @@ def levers(
         reduced = replace(serving, vocabulary=VOCABULARY)
         add(f"draft vocabulary of {VOCABULARY:,}", model, reduced, loads)
     add("cache in FP8", model, replace(serving, cache="fp8"), "yes: --kv-cache-dtype=fp8")
-    trap = next(traps.find(["--kv-cache-dtype=nvfp4"], vllm, model.audit), None)
+    trap = next(preflight.find_traps(["--kv-cache-dtype=nvfp4"], vllm, model.audit), None)
     nvfp4 = f"no: {trap.reference}" if trap else "yes: --kv-cache-dtype=nvfp4"
     if older or model.config.get("kv_lora_rank"):
         nvfp4 = f"no: since vLLM {FLAGS_SINCE}" if older else "unknown: with latent attention"

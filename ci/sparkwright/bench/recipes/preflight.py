@@ -1,24 +1,33 @@
 """
-Preflight of a server: its arguments, its memory and its checkpoint, before it is started.
+Preflight of a server, before it is started: its arguments, its memory, its checkpoint, and known
+traps, with which it would start and serve wrongly, or end late.
 
-A recipe, a plain model and a container are judged by the same rules.
+A recipe, a plain model and a container are judged by the same rules. Traps are reviewed records
+(``ci/traps.yaml``) whose conditions are decided by facts: the arguments of ``vllm serve``, the
+release, and what the files of the model state.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Annotated, Literal
 
+import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import read
 from sparkwright.bench.model.modules import ModuleAudit
-from sparkwright.bench.recipes import traps
 from sparkwright.bench.recipes.recipe import UNRESOLVED, Recipe, RecipeError
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason
 from sparkwright.bench.server import flags
-from sparkwright.core import memory
+from sparkwright.core import config, memory, strict_yaml
 from sparkwright.core.memory import GIB, MachineMemory, ServerMemory
+from sparkwright.core.strict_yaml import Prose
 
 #: The flag that sets the bytes of the KV cache.
 CACHE = "--kv-cache-memory-bytes"
@@ -94,7 +103,7 @@ def check_traps(words: Sequence[str], vllm: str, model: Path) -> None:
     names = ("--moe-backend", "--kv-cache-dtype")
     if not flags.speculation(words) and not any(flags.value(words, name) for name in names):
         return
-    if errors := lines(traps.find(words, vllm, modules.audit(read(model)))):
+    if errors := lines(find_traps(words, vllm, modules.audit(read(model)))):
         raise RecipeError("recipe-unfit", f"vLLM {vllm} serves it wrongly.", details=errors)
 
 
@@ -153,7 +162,7 @@ def rules(
             Reason("cache-unpinned", f"{CACHE}={cache} is no number of bytes; write 20G or 1536M")
         )
     drafts = not recipe or recipe.model.drafts is not False
-    results += traps.find(words, vllm, checkpoint or replace(traps.UNREAD, drafts=drafts))
+    results += find_traps(words, vllm, checkpoint or replace(UNREAD, drafts=drafts))
     if recipe:
         results += _other_model(recipe, checkpoint)
     return results
@@ -206,3 +215,121 @@ def _cells(recipe: Recipe, cells: Sequence[WorkloadCell]) -> Iterator[Reason]:
                 "cell-too-wide",
                 f"{cell.name} has more requests than max_num_seqs, {plan.max_num_seqs}",
             )
+
+
+_Source = Annotated[
+    str, Meta(pattern=r"^([\w.-]+/[\w.-]+#\d+|seed \d{3}|vllm [\d.]+ [\w/.]+:\d+)$")
+]
+
+
+#: A model whose files were not read: it meets no condition.
+UNREAD = ModuleAudit("", "", 0, (0, 0), 0, drafts=True, weights=0.0, rows=())
+
+
+class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    When a trap holds: all that is stated.
+
+    Attributes:
+        vllm: Releases.
+        model: Regular expression of ``model_type``.
+        scheme: Beginning of the format of the weights.
+        experts: The fewest of a layer.
+        head_size: Of an attention head.
+        drafts: ``false`` for a model without layers that draft.
+        settings: Name as of `settings` → regular expression of its value.
+    """
+
+    vllm: str = ""
+    model: str = ""
+    scheme: str = ""
+    experts: int = 0
+    head_size: int = 0
+    drafts: Literal[False] | None = None
+    settings: dict[str, str] = {}
+
+    def __post_init__(self) -> None:
+        SpecifierSet(self.vllm)
+        for pattern in (self.model, *self.settings.values()):
+            re.compile(pattern)
+
+    def holds(self, flag_values: Mapping[str, str], vllm: str, audit: ModuleAudit) -> bool:
+        """Return whether the settings *flag_values* meet it for the model of *audit* on *vllm*."""
+        if self.vllm:
+            release = Version(vllm).base_version if vllm else ""
+            if not release or release not in SpecifierSet(self.vllm):
+                return False
+        if self.model and not re.fullmatch(self.model, audit.model):
+            return False
+        if self.head_size not in (0, audit.head_size) or audit.experts[0] < self.experts:
+            return False
+        if self.drafts is not None and self.drafts != audit.drafts:
+            return False
+        for name, pattern in self.settings.items():
+            if not re.fullmatch(pattern, flag_values.get(name, "")):
+                return False
+        return audit.scheme.startswith(self.scheme)
+
+
+class Trap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """
+    A record of ``ci/traps.yaml``.
+
+    Attributes:
+        id: Its reference.
+        happens: What happens.
+        when: The condition under which it does.
+        remedy: What to do instead.
+        sources: Who saw it: OWNER/REPOSITORY#NUMBER, a seed report, or a line of a release of vLLM.
+        seen: Day of the newest source that was read.
+    """
+
+    id: Annotated[str, Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
+    happens: Prose
+    when: Condition
+    remedy: Prose
+    sources: Annotated[tuple[_Source, ...], Meta(min_length=1)]
+    seen: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
+
+
+def load_traps() -> tuple[Trap, ...]:
+    """
+    Return the reviewed traps.
+
+    Raises:
+        file-invalid: Their file is damaged.
+    """
+    return strict_yaml.load(config.root() / "ci" / "traps.yaml", tuple[Trap, ...])
+
+
+def find_traps(words: Sequence[str], vllm: str, audit: ModuleAudit) -> Iterator[Reason]:
+    """
+    Yield the traps that hold, each with its source and its remedy.
+
+    Args:
+        words: Arguments of ``vllm serve``.
+        vllm: The release; empty if unknown.
+        audit: Of the model, or `UNREAD`.
+    """
+    flag_values = settings(words)
+    for trap in load_traps():
+        if trap.when.holds(flag_values, vllm, audit):
+            message = f"{trap.happens} ({', '.join(trap.sources)}). {trap.remedy}"
+            yield Reason(trap.id, message.removesuffix("."))
+
+
+def settings(words: Sequence[str]) -> dict[str, str]:
+    """
+    Return what the arguments *words* of ``vllm serve`` set: flag → its last value, and
+    ``speculation.NAME`` → a setting of speculative decoding. Of these, ``drafter`` is a model,
+    ``own`` for the layers of the model itself, or empty, and ``moe_backend`` the one that serves
+    the drafter.
+    """
+    flag_values = {argument.name: argument.value for argument in flags.parse(words)}
+    drafting = flags.speculation(words)
+    own = "own" if "mtp" in str(drafting.get("method")) else ""
+    drafting["drafter"] = drafting.get("model") or own
+    drafting.setdefault("moe_backend", flag_values.get("--moe-backend", ""))
+    for name, value in drafting.items():
+        flag_values[f"speculation.{name}"] = str(value)
+    return flag_values

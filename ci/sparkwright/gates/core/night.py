@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from sparkwright import __version__
 from sparkwright.audit import wheel as wheels
-from sparkwright.bench import report as view, results
+from sparkwright.bench import results
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import preflight, recipe as recipes, workloads
 from sparkwright.bench.records import Metric
@@ -241,7 +241,9 @@ def unmet(verdict: Verdict) -> list[str]:
 def render_page(**values: Any) -> str:
     """Return the page: one file, without scripts. The template names the *values*."""
     template = pages.environment("sparkwright.gates.core").get_template("night.html")
-    return template.render(gates=GATES, version=__version__, duration=duration, view=view, **values)
+    return template.render(
+        gates=GATES, version=__version__, duration=duration, view=results, **values
+    )
 
 
 def lasting_passes(
