@@ -48,4 +48,4 @@ def driver(folder: Path, body: str) -> Path:
 def check(name: str, scratch: Path, fault: str = "") -> Check:
     """Return the check *name* of the tests' operators, which have *fault*."""
     scratch.mkdir()
-    return device.operator_check(name, POLICY, environment(scratch, fault), (), scratch / name)
+    return device.operator_check(name, POLICY, environment(scratch, fault), (scratch / "_C.so",), scratch / name)

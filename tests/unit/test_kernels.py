@@ -265,6 +265,7 @@ def test_a_wheel_without_fitting_or_readable_code_does_not_pass(
     ("fault", "state", "reason"),
     [
         ("no moe_sum", "not-run", "op-absent"),
+        ("a library needs another one", "not-run", "library-unloadable"),
         ("the operator was not compiled", "not-run", "op-refused"),
         ("the operator raises", "fail", "op-broken"),
         ("the operator ends the process", "invalid", "op-crashed"),
@@ -273,7 +274,7 @@ def test_a_wheel_without_fitting_or_readable_code_does_not_pass(
 def test_an_operator_without_a_result_is_named(
     fault: str, state: str, reason: str, tmp_path: Path
 ) -> None:
-    """Absent, refused, broken and crashed are told apart, and none of them passes."""
+    """Absent, not loaded, refused, broken and crashed are told apart, and none of them passes."""
     check = fake_gpu.check("moe-sum", tmp_path / "scratch", fault)
     assert (check.state, check.reason) == (state, reason)
 

@@ -34,6 +34,7 @@ from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.ladder import (
     GATES,
     Gate,
+    GateResult,
     VerdictFile,
     attempts,
     climb,
@@ -71,14 +72,14 @@ Opened = Callable[..., VerdictFile]
 
 
 def gate(name: str, state: str = "pass", recipe: str = "") -> Gate:
-    return Gate(name, "", lambda: (CHECKS[state],), recipe)
+    return Gate(name, "", lambda: GateResult((CHECKS[state],)), recipe)
 
 
 class Killed(BaseException):
     """Stands for a kill, behind which nothing of the program runs."""
 
 
-def breaks() -> tuple[Check, ...]:
+def breaks() -> GateResult:
     raise Killed
 
 
@@ -109,7 +110,8 @@ def test_ladder_stops_at_the_first_failure(state: str) -> None:
 
 def test_a_gate_measured_again_replaces_its_own_verdict_only() -> None:
     """Verdicts are merged by gate and recipe; a gate that could not run replaces nothing; order is that of the gates."""
-    before = run(gate("G8", "inconclusive", "a"), gate("G0"), gate("G4", recipe="a"), device_code=lambda: "d" * 64)
+    audited = Gate("G0", "", lambda: GateResult((CHECKS["pass"],), "d" * 64))
+    before = run(gate("G8", "inconclusive", "a"), audited, gate("G4", recipe="a"))
     now = run(gate("G8", "pass", "a"), gate("G4", "fail", "b"), gate("G0", "not-run"), keep_going=True)
     merged = merge(before, now)
     assert [(one.label, one.state) for one in merged.verdicts] == [("G0", "pass"), ("G4 a", "pass"), ("G4 b", "fail"), ("G8 a", "pass")]
@@ -141,7 +143,7 @@ def states(file: VerdictFile) -> dict[str, str]:
 def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -> None:
     """A gate that was killed counts as interrupted, one that Ctrl-C ended is not-run, and one that was blocked is no attempt; another wheel of the same name begins at 1, and replaces the verdicts."""
     for attempt, state in enumerate(("fail", "pass"), 1):
-        blocked = Gate("G8", "", tuple, "a", CHECKS["not-run"])
+        blocked = Gate("G8", "", breaks, "a", CHECKS["not-run"])
         stored = run(gate("G4", state, "a"), gate("G4", recipe="b"), blocked, file=opened(), keep_going=True)
         assert {one.attempt for one in stored.verdicts} == {attempt}
     with pytest.raises(Killed):
@@ -149,7 +151,7 @@ def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -
     counts = [attempts(file.log.parent, WHEEL.sha256, name, recipe) for name, recipe in (("G4", "a"), ("G4", "b"), ("G8", "a"))]
     assert counts == [3, 2, 0]
 
-    def ctrl_c() -> tuple[Check, ...]:
+    def ctrl_c() -> GateResult:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -179,7 +181,7 @@ def test_a_full_disk_and_a_fault_of_ours_are_rows_and_charge_no_attempt(
 ) -> None:
     """The next gate runs; the row names no path, and the log of a fault does."""
 
-    def fails() -> tuple[Check, ...]:
+    def fails() -> GateResult:
         raise error
 
     result = run(Gate("G4", "", fails, "a"), gate("G5", recipe="a"), file=(file := opened()))
@@ -464,7 +466,7 @@ def test_a_verdict_counts_only_for_the_wheel_that_the_server_was_installed_from(
     options = replace(served, wheel=wheel, against=wheel.parent, recipe="toy-cpu", variable=(("REFERENCE", "starts-never"),))
     with built(options) as builder:
         for name in ("G4", "G5", "G7"):
-            rows = {check.name: check for check in builder.gate(name).run()}
+            rows = {check.name: check for check in builder.gate(name).run().checks}
             assert (rows["wheel-served"].state, rows["wheel-served"].reason, rows["wheel-served"].required) == ("fail", "wheel-not-served", True)
             assert (rows["ladder"].state, rows["ladder"].reason in REASONS) == ("invalid", True)
         with refusal("measurement-invalid", match="would name a wheel that did not answer"):

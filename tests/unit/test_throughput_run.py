@@ -651,3 +651,13 @@ def test_counters_are_differences() -> None:
     assert throughput_run.counter_change(second, first) is throughput_run.counter_change({}, {}) is None
     drafts = {"vllm:spec_decode_num_drafts_total": 10.0, "vllm:spec_decode_num_accepted_tokens_total": 20.0}
     assert throughput_run.counter_change(first, {**second, **drafts}) == throughput_run.CounterChange(2, 48, drafts=3)
+
+
+def test_a_host_whose_gpu_has_memory_of_its_own_keeps_less_free(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The floor of unified memory is more than many such hosts have left."""
+    refserved.edit(place / "ci" / "gates" / "machine.yaml", floor=12_885, discrete_floor=2_000)
+    hindrance = Reason("machine-busy", "another program runs")
+    monkeypatch.setattr(throughput.MachineMonitor, "settle", lambda *_: [hindrance])
+    experiment = throughput.Experiment(context(place), question(place), policy.load(place), recipes.load(place, "toy-cpu"), thread_load.ThreadLoad())
+    assert experiment.result().stopped == hindrance
+    assert {plan.kept_free for plan in experiment._plans.values()} == {2_000}

@@ -111,7 +111,7 @@ def record_traces(client: Client, folder: Path, batch: int) -> list[Path]:
 
     def answer(tokens: int) -> None:
         # A prompt that no prefix cache knows, or the prefill would be one of a few tokens.
-        prompt = f"{secrets.token_hex(8)} " + " ".join(str(number) for number in range(100))
+        prompt = f"{secrets.token_hex(8)} " + " ".join(map(str, range(100)))
         client.complete(prompt, max_tokens=tokens, ignore_eos=True)
 
     with client.profile(), ThreadPoolExecutor(batch) as pool:
@@ -175,19 +175,22 @@ def _phases(events: list[_Event]) -> KernelTrace:
     the launch; one launch of a CUDA graph has the number of all kernels in the graph. On a CPU
     there are no kernels but operators.
     """
-    steps = sorted(
-        (event.ts, event.ts + event.dur, int(match[1]), int(match[2]))
-        for event in events
-        if event.cat == "user_annotation" and (match := _STEP.match(event.name))
-    )
-    launches: dict[int | None, float] = {
-        event.args.correlation: event.ts
-        for event in events
-        if event.cat in ("cuda_runtime", "cuda_driver") and event.args.correlation is not None
-    }
-    graphs = {event.args.correlation for event in events if "GraphLaunch" in event.name} - {None}
-    kernels = [event for event in events if event.cat == "kernel"]
-    kernels = kernels or [event for event in events if event.cat == "cpu_op"]
+    steps, launches = list[tuple[float, float, int, int]](), dict[int | None, float]()
+    kernels, operators, graphs = list[_Event](), list[_Event](), set[int | None]()
+    for event in events:
+        number = event.args.correlation
+        if event.cat == "user_annotation" and (match := _STEP.match(event.name)):
+            steps.append((event.ts, event.ts + event.dur, int(match[1]), int(match[2])))
+        elif event.cat == "kernel":
+            kernels.append(event)
+        elif event.cat == "cpu_op":
+            operators.append(event)
+        elif event.cat in ("cuda_runtime", "cuda_driver") and number is not None:
+            launches[number] = event.ts
+            if "GraphLaunch" in event.name:
+                graphs.add(number)
+    steps.sort()
+    kernels = kernels or operators
     if kernels and not steps:
         raise ValueError("no step is annotated as prefill or decode")
     trace = KernelTrace({phase: Counter() for phase in PHASES})
@@ -263,15 +266,18 @@ def classify(trace: KernelTrace, patterns: Sequence[KernelPattern]) -> list[Clas
     for phase, counted in trace.items():
         names = "\n".join(counted)
         for name, microseconds in counted.most_common():
-            matching = (
-                entry
-                for entry in patterns
-                if re.search(entry.pattern, name) and re.search(entry.beside, names)
-            )
-            entry = next(matching, None)
+            entry = _find_pattern(patterns, name, names)
             kind, label = (entry.kind, entry.label) if entry else ("", "")
             kernels.append(ClassifiedKernel(phase, kind, label, name, microseconds))
     return kernels
+
+
+def _find_pattern(patterns: Sequence[KernelPattern], name: str, names: str) -> KernelPattern | None:
+    """Return the first of *patterns* that knows the kernel *name* of a phase with *names*."""
+    for entry in patterns:
+        if re.search(entry.pattern, name) and re.search(entry.beside, names):
+            return entry
+    return None
 
 
 def time_shares(kernels: Iterable[ClassifiedKernel], group_by: str) -> dict[str, dict[str, float]]:
@@ -286,10 +292,11 @@ def time_shares(kernels: Iterable[ClassifiedKernel], group_by: str) -> dict[str,
         if kernel.computes:
             counted = times.setdefault(kernel.layer, Counter())
             counted[getattr(kernel, group_by)] += kernel.microseconds
-    return {
-        layer: {key: time / max(counted.total(), 1) for key, time in counted.most_common()}
-        for layer, counted in sorted(times.items())
-    }
+    shares = {}
+    for layer, counted in sorted(times.items()):
+        total = max(counted.total(), 1)
+        shares[layer] = {key: time / total for key, time in counted.most_common()}
+    return shares
 
 
 def served_share(
@@ -303,25 +310,26 @@ def served_share(
         name: Searched in the name of each kernel that counts.
         least_part: The least share of the first class of a sum; below it, the sum has none.
     """
-    total, best = max(total_time(kernels), 1), 0.0
-    named = [kernel for kernel in kernels if re.search(name, kernel.name)]
+    total, best, times = max(total_time(kernels), 1), 0.0, Counter[str]()
+    for kernel in kernels:
+        if re.search(name, kernel.name):
+            times[kernel.label] += kernel.microseconds
     for alternative in wanted.split("|"):
         promised, *others = alternative.split("+")
-        own = total_time(kernel for kernel in named if kernel.label == promised)
-        beside = total_time(kernel for kernel in named if kernel.label in others)
-        if not others or own >= least_part * total:
-            best = max(best, (own + beside) / total)
+        if not others or times[promised] >= least_part * total:
+            served = times[promised] + sum(times[label] for label in others)
+            best = max(best, served / total)
     return best
 
 
 def phase_times(kernels: Sequence[ClassifiedKernel]) -> dict[str, tuple[int, int]]:
     """Return phase → the microseconds of its *kernels*, and of the helpers among them."""
-    times = {}
-    for phase in PHASES:
-        own = [kernel for kernel in kernels if kernel.phase == phase]
-        helpers = total_time(kernel for kernel in own if kernel.label == HELPER)
-        times[str(phase)] = total_time(own), helpers
-    return times
+    times, helpers = Counter[Phase](), Counter[Phase]()
+    for kernel in kernels:
+        times[kernel.phase] += kernel.microseconds
+        if kernel.label == HELPER:
+            helpers[kernel.phase] += kernel.microseconds
+    return {str(phase): (times[phase], helpers[phase]) for phase in PHASES}
 
 
 def total_time(kernels: Iterable[ClassifiedKernel]) -> int:
@@ -587,7 +595,7 @@ def observe(
     cache = PrefixCache()
     if block := server_under_test.cache_block(metrics):
         length = server_under_test.prompt_length(block, 3, limit - 1)
-        text = " ".join(str(number) for number in range(length))
+        text = " ".join(map(str, range(length)))
         cache = server_under_test.repeat(
             client, [*client.tokenize(text)[:length]], uuid.uuid4().hex
         )
@@ -751,12 +759,10 @@ def _bounded(
     most: float,
 ) -> Check:
     """Return whether those *chosen* of *kernels* take at most a share of *most* in each phase."""
-    figures, samples = list[Figure](), list[Sample]()
+    figures, samples, times = list[Figure](), list[Sample](), phase_times(kernels)
     for phase in PHASES:
-        own, whole = (
-            [kernel for kernel in side if kernel.phase == phase] for side in (chosen, kernels)
-        )
-        share = 100 * total_time(own) / max(total_time(whole), 1)
+        own = [kernel for kernel in chosen if kernel.phase == phase]
+        share = 100 * total_time(own) / max(times[phase][0], 1)
         figures.append(Figure(f"{phase} by kernels {which}", share, "%", bound=100 * most))
         samples += _samples(own[:10])
     return judged(
@@ -778,12 +784,10 @@ def _backends(
     Args:
         reasons: ``decode moe`` and the like, or empty for all → why it may differ.
     """
-    name, identity = "backends", facts.identity
-    figures = [
-        Figure(f"{layer}: {label}", 100 * share, "%")
-        for layer, shares in facts.classes.items()
-        for label, share in shares.items()
-    ]
+    name, identity, figures = "backends", facts.identity, list[Figure]()
+    for layer, shares in facts.classes.items():
+        for label, share in shares.items():
+            figures.append(Figure(f"{layer}: {label}", 100 * share, "%"))
     if baseline is None:
         message = "name --against a folder that --record wrote, to compare its server's kernels"
         return Check(name, "not-run", message, "stock-not-named", figures=tuple(figures))
@@ -806,20 +810,19 @@ def _backends(
             "baseline-other-model",
         )
     # A reason that explains a change for one request explains the same change for a batch.
-    reasons = {
-        f"{batch}{layer}" if layer else "": why
-        for layer, why in reasons.items()
-        for batch in ("", "batch ")
-    }
+    explained = dict(reasons)
+    for layer, why in reasons.items():
+        explained[f"batch {layer}"] = why
     changed = class_changes(stock.classes, facts.classes, policy.change)
     # Only phases of one request are compared: the steps of a batch depend on when its requests
     # arrive.
     for phase in PHASES[:2]:
-        (_, helpers), (whole, before) = (each.times.get(phase, (0, 0)) for each in (facts, stock))
+        _, helpers = facts.times.get(phase, (0, 0))
+        whole, before = stock.times.get(phase, (0, 0))
         if helpers - before > max(policy.change * whole, policy.helpers_us):
             changed[f"{phase} helper"] = f"{before} µs before, {helpers} µs now"
     samples = [
-        Sample(layer, reasons.get(layer, reasons.get("", "as with the stock wheel")), text)
+        Sample(layer, explained.get(layer, explained.get("", "as with the stock wheel")), text)
         for layer, text in changed.items()
     ]
     message = (
@@ -827,6 +830,6 @@ def _backends(
         f"{', '.join(changed) or 'none'}"
     )
     return judged(
-        name, message, "backend-changed", "" in reasons or changed.keys() <= reasons.keys(),
+        name, message, "backend-changed", "" in explained or changed.keys() <= explained.keys(),
         figures, samples,
     )  # fmt: skip

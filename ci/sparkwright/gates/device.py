@@ -73,6 +73,8 @@ REASONS: Mapping[str, str] = {
     "kernel-unloadable": "The driver refuses machine code that is named for this GPU.",
     "code-unreadable": "The device code of a library is damaged; see the audit.",
     "code-foreign": "The wheel has no machine code for this GPU; see the audit.",
+    "library-unloadable": "torch, or a library of the wheel, cannot be loaded in the environment. "
+    "Install the wheel there with the packages of its lock; the audit names undefined symbols.",
     "op-absent": "The wheel has no such operator, or one with other arguments. A recipe that needs "
     "it cannot be served.",
     "op-refused": "The operator states that it was not compiled for this GPU.",
@@ -235,8 +237,9 @@ def operator_check(
         [str(python), str(SCRIPT), str(scratch / "jobs.json")], policy.seconds, scratch / "log"
     )
     last = records[-1] if records else {}
-    if "absent" in last:
-        return not_run(name, last["absent"], "op-absent")
+    for key, reason in (("absent", "op-absent"), ("unloadable", "library-unloadable")):
+        if key in last:
+            return not_run(name, last[key], reason)
     if "error" in last:
         refused = NOT_COMPILED.search(last["error"])
         make, reason = (not_run, "op-refused") if refused else (failed, "op-broken")

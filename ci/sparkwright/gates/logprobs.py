@@ -312,10 +312,8 @@ def load(path: Path) -> Reference:
 Mode = tuple[float, bool]
 
 #: How tokens are generated, by check.
-MODES: Mapping[str, Mode] = {
-    "decode-greedy": (0.0, False),
-    "decode-sampled-batch": (1.0, True),
-}
+GREEDY, SAMPLED = "decode-greedy", "decode-sampled-batch"
+MODES: Mapping[str, Mode] = {GREEDY: (0.0, False), SAMPLED: (1.0, True)}
 
 #: The checks of answers whose prompt is in the prefix cache in whole, or up to a token near the
 #: edge of a block.
@@ -483,15 +481,14 @@ def _judged(
         # The floor of another machine says nothing about this one.
         floors = dict.fromkeys(floors, np.zeros(1))
     yield from _compared(policy, expected, measured, floors, precise)
-    for name, mode in MODES.items():
-        kl, generated = decode(policy, candidate, policy.prompts(texts), mode)
-        check = _kl_check(policy, name, kl, floors[name])
-        temperature, _ = mode
-        yield check if temperature else _greedy(check, generated)
+    prompts = policy.prompts(texts)
+    kl, greedy = decode(policy, candidate, prompts, MODES[GREEDY])
+    yield _greedy(_kl_check(policy, GREEDY, kl, floors[GREEDY]), greedy)
+    kl, sampled = decode(policy, candidate, prompts, MODES[SAMPLED])
+    yield _kl_check(policy, SAMPLED, kl, floors[SAMPLED])
     for name in CACHED:
         yield _after_cached_blocks(policy, reference, candidate, name, floors, announces_cache)
-    # Only tokens of the last mode are sampled; the others are greedy.
-    yield _sampling(policy, generated)
+    yield _sampling(policy, sampled)
 
 
 def _refuse(faults: Mapping[str, bool]) -> None:

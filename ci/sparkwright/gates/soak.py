@@ -184,13 +184,11 @@ class Load:
 
         Every request that was begun ends, at `end` at the latest; *name* decides what they are.
         """
-        end = time.monotonic() + seconds
-        workers = [
-            threading.Thread(target=self._work, args=(concurrency, key, end), daemon=True)
-            for key in (f"{name}/{worker}" for worker in range(concurrency))
-        ]
-        for worker in workers:
-            worker.start()
+        end, workers = time.monotonic() + seconds, list[threading.Thread]()
+        for number in range(concurrency):
+            work = (concurrency, f"{name}/{number}", end)
+            workers.append(threading.Thread(target=self._work, args=work, daemon=True))
+            workers[-1].start()
         while any(worker.is_alive() for worker in workers):
             time.sleep(self._policy.sample)
             yield
@@ -370,8 +368,7 @@ def gpu_memory(pids: Container[int]) -> float | None:
 
 
 CHECKS = (
-    *declare("duration", "requests", "words-under-load", measured=True),
-    *declare("memory-growth", measured=True),
+    *declare("duration", "requests", "words-under-load", "memory-growth", measured=True),
     *declare("restarts", "kernel-log", "drained", "words-after", "distributions-after"),
 )
 
@@ -464,9 +461,13 @@ def record(policy: SoakPolicy, client: Client, served: ServerIdentity) -> StockL
             pass
     # A server that is gone repeats nothing.
     client.metrics()
-    outcomes = Counter[str](request.outcome for request in load.requests)
-    answers = sum(outcomes[name] for name in ANSWERS)
-    return StockLoad(served, shape(policy), answers, outcomes["repeating"])
+    answers, repeating = _count(load.requests, *ANSWERS), _count(load.requests, "repeating")
+    return StockLoad(served, shape(policy), answers.total(), repeating.total())
+
+
+def _count(requests: Sequence[SoakRequest], *outcomes: str) -> Counter[int]:
+    """Return how many of *requests* had one of *outcomes*, by concurrency."""
+    return Counter(each.concurrency for each in requests if each.outcome in outcomes)
 
 
 def run(
@@ -521,14 +522,14 @@ def soak(policy: SoakPolicy, load: Load, monitor: Monitor) -> None:
                 watched.seconds = time.monotonic() - began
                 monitor.sample(watched.seconds)
                 progress.update(watched.seconds, f"{concurrency} at once")
-            outcomes = Counter[str](request.outcome for request in load.requests[counted:])
+            ended = load.requests[counted:]
             # Not how they ended: who stops it by that would choose among attempts.
             console.note(
-                f"{watched.seconds:.0f} s, {concurrency} at once: {outcomes.total()} requests; "
+                f"{watched.seconds:.0f} s, {concurrency} at once: {len(ended)} requests; "
                 f"{psutil.virtual_memory().available / 1e9:.1f} GB left"
             )
             # A failure fails the gate; without a single answer, more of them show nothing.
-            watched.gone = bool(outcomes["failed"]) and not any(outcomes[name] for name in ANSWERS)
+            watched.gone = bool(_count(ended, "failed")) and not _count(ended, *ANSWERS)
             if watched.gone or watched.seconds >= policy.seconds:
                 return
 
@@ -554,28 +555,32 @@ def judge(
         _events("restarts", watched.ended),
         _events("kernel-log", watched.faults),
     )
-    # What was not watched all the time passes no check.
-    unwatched = {
-        name: not_run(name, message, reason)
-        for name, (reason, message) in watched.unwatched.items()
-    }
-    return tuple(
-        check if check.state == "fail" else unwatched.get(check.name, check) for check in checks
-    )
+    results = dict[str, Check]()
+    for check in checks:
+        results[check.name] = check
+        # What was not watched all the time passes no check.
+        if check.state != "fail" and check.name in watched.unwatched:
+            reason, message = watched.unwatched[check.name]
+            results[check.name] = not_run(check.name, message, reason)
+    return tuple(results.values())
 
 
 def _requests(policy: SoakPolicy, requests: Sequence[SoakRequest]) -> Check:
-    outcomes = Counter(request.outcome for request in requests)
-    answers = Counter(each.concurrency for each in requests if each.outcome in ANSWERS)
+    answers, outcomes = _count(requests, *ANSWERS), Counter[str]()
+    samples, longest, tokens = list[Sample](), 0, 0
+    for request in requests:
+        outcomes[request.outcome] += 1
+        tokens, longest = tokens + request.tokens, max(longest, request.tokens)
+        if request.outcome == "failed":
+            samples.append(Sample("request", "an answer", request.message))
     figures = [
-        *(Figure(outcome, count) for outcome, count in outcomes.items()),
+        *itertools.starmap(Figure, outcomes.items()),
         *(Figure(f"answers at concurrency {key}", answers[key]) for key in sorted(answers)),
-        Figure("tokens", sum(request.tokens for request in requests)),
-        Figure("tokens of the longest", max((request.tokens for request in requests), default=0)),
+        Figure("tokens", tokens),
+        Figure("tokens of the longest", longest),
     ]
-    if wrong := [each.message for each in requests if each.outcome == "failed"]:
-        samples = [Sample("request", "an answer", text) for text in wrong]
-        message = f"{len(wrong)} of {len(requests)} requests went wrong"
+    if samples:
+        message = f"{len(samples)} of {len(requests)} requests went wrong"
         return failed("requests", message, "requests-failed", figures=figures, samples=samples)
     if few := [key for key in policy.load.concurrencies if answers[key] < policy.least]:
         message = f"fewer than {policy.least} answers came at concurrency {few}"
@@ -595,47 +600,37 @@ def _words(
     from scipy.stats import fisher_exact
 
     name = "words-under-load"
-    repeating = [each for each in requests if each.outcome == "repeating"]
-    answers = Counter(each.concurrency for each in requests if each.outcome in ANSWERS)
+    answers, counts = _count(requests, *ANSWERS), _count(requests, "repeating")
     if not answers:
         return invalid(name, "there are no answers to look at", "load-too-small")
-    counts = Counter(each.concurrency for each in repeating)
-    figures = [
-        Figure(
-            f"answers that repeat a token, {key} at once", counts[key], count=answers[key],
-            bound=policy.repeating * answers[key],
-        )
-        for key in sorted(answers)
-    ]  # fmt: skip
-    many = [key for key in sorted(answers) if counts[key] > policy.repeating * answers[key]]
-    message = f"{len(repeating)} of {answers.total()} answers repeat one token"
+    figures, many = list[Figure](), list[int]()
+    for key in sorted(answers):
+        most = policy.repeating * answers[key]
+        label = f"answers that repeat a token, {key} at once"
+        figures.append(Figure(label, counts[key], count=answers[key], bound=most))
+        if counts[key] > most:
+            many.append(key)
+    message = f"{counts.total()} of {answers.total()} answers repeat one token"
     if many and isinstance(stock, Check):
         return stock
-    if many and isinstance(stock, StockLoad) and stock.answers < policy.least:
-        message += f", and the stock wheel gave {stock.answers} answers, too few to compare with"
-        return invalid(name, message, "load-too-small", figures=figures)
     if many and isinstance(stock, StockLoad):
+        if stock.answers < policy.least:
+            message += f", and {stock.answers} of the stock wheel are too few to compare with"
+            return invalid(name, message, "load-too-small", figures=figures)
         theirs = (stock.repeating, stock.answers - stock.repeating)
         message += f", and {stock.repeating} of {stock.answers} of the stock wheel"
-        figures.append(
-            Figure(
-                "answers of the stock wheel that repeat a token",
-                stock.repeating,
-                count=stock.answers,
-            )
-        )
-        bound = policy.chance / len(answers)
-        more = []
-        for key in many:
+        label = "answers of the stock wheel that repeat a token"
+        figures.append(Figure(label, stock.repeating, count=stock.answers))
+        for key in tuple(many):
             ours = (counts[key], answers[key] - counts[key])
-            if fisher_exact((ours, theirs), "greater").pvalue < bound:
-                more.append(key)
-        many = more
+            p = fisher_exact((ours, theirs), "greater").pvalue
+            if p >= policy.chance / len(answers):
+                many.remove(key)
     if many:
         samples = [
             Sample(f"answer, {each.concurrency} at once", "", each.message)
-            for each in repeating
-            if each.concurrency in many
+            for each in requests
+            if each.outcome == "repeating" and each.concurrency in many
         ]
         message += f", too many at concurrency {', '.join(map(str, many))}"
         return failed(name, message, "token-run", figures=figures, samples=samples)
@@ -711,9 +706,10 @@ def judge_again(
         return not_run(name, "the server is gone", "server-gone")
     if repeat is None:
         return not_run(name, "to run it, name the reference with --against", "not-asked")
-    required = [check for check in repeat() if check.required]
+    required, samples = [check for check in repeat() if check.required], list[Sample]()
+    for check in required:
+        if check.state != "pass":
+            samples.append(Sample(check.name, "pass", f"{check.state}: {check.message}"[:300]))
+    message = f"after the load, {len(samples)} of {len(required)} checks do not pass"
     state = worst(check.state for check in required)
-    bad = [check for check in required if check.state != "pass"]
-    message = f"after the load, {len(bad)} of {len(required)} checks do not pass"
-    samples = [Sample(check.name, "pass", f"{check.state}: {check.message}"[:300]) for check in bad]
     return decided(name, message, state, dict.fromkeys(ORDER[:-1], "worse-after-soak"), (), samples)

@@ -149,8 +149,7 @@ class Experiment:
         self._subjects[side] = replace(subject, flags=plan.flags, variables=plan.variables)
         # The profiler is there on both sides, and idle while anything is measured.
         flags = (*plan.flags, *contract.profiler_flags(self._profiles))
-        megabytes = max(plan.kept_free, self._policies.machine.floor)
-        self._plans[side] = replace(plan, flags=flags, kept_free=megabytes)
+        self._plans[side] = replace(plan, flags=flags)
 
     def result(self, seconds: float = math.inf) -> Result:
         """
@@ -183,6 +182,9 @@ class Experiment:
         # Two measurements at a time would measure each other.
         with store.lock("measuring", wait=False):
             machine = MachineMonitor(self._policies.machine, store, python=options.python)
+            for side, plan in self._plans.items():
+                megabytes = max(plan.kept_free, machine.policy.floor)
+                self._plans[side] = replace(plan, kept_free=megabytes)
             spec = RunSpec(
                 self.cells,
                 generator,

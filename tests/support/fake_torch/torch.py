@@ -51,6 +51,12 @@ cuda = SimpleNamespace(synchronize=lambda: None)
 _RUNS = itertools.count()
 
 
+def load_library(path: str) -> None:
+    """Load the library at *path*."""
+    if faulty("a library needs another one"):
+        raise OSError(f"{path}: undefined symbol: _ZN3c10")
+
+
 def faulty(name: str) -> bool:
     """Return whether *name* is the fault of this process."""
     return name == FAULT
@@ -237,5 +243,5 @@ def _namespace(*functions: Callable[..., Any]) -> SimpleNamespace:
 
 ops = SimpleNamespace(
     _C=_namespace(*_DENSE), _moe_C=_namespace(moe_sum), aten=_namespace(permute, copy_),
-    load_library=lambda path: None,
+    load_library=load_library,
 )  # fmt: skip

@@ -7,10 +7,9 @@ import math
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -43,7 +42,15 @@ from sparkwright.gates import (
     wheel_audit,
 )
 from sparkwright.gates.core import ladder, policy
-from sparkwright.gates.core.ladder import GATES, SERVED, STOPPED, Gate, VerdictFile
+from sparkwright.gates.core.ladder import (
+    GATES,
+    SERVED,
+    STOPPED,
+    UNSERVED,
+    Gate,
+    GateResult,
+    VerdictFile,
+)
 from sparkwright.gates.core.policy import GatePolicies
 from sparkwright.gates.core.server_under_test import (
     GateOptions,
@@ -84,56 +91,48 @@ class GateNeeds(msgspec.Struct, frozen=True):
         required: Whether it cannot do without that file.
         rehearsed_s: Seconds of what no pace tells, from docs/rehearsal: an H100 with models of a
             few megabytes.
-        policy, estimate: The field of `GatePolicies` by which the seconds of its questions follow
-            from a pace.
     """
 
     options: tuple[str, ...] = ()
     recorded: str = ""
     required: bool = False
     rehearsed_s: float = 0.0
-    policy: str = ""
-    estimate: Callable[..., float] | None = None
-
-    def questions_s(self, policies: GatePolicies, pace: Pace, profile: str, seats: int) -> float:
-        """Return the seconds of the questions to a server of that *pace*, *profile*, *seats*."""
-        kinds: dict[str, dict[str, Any]]
-        kinds = {"generation": {"profile": profile}, "accuracy": {"seats": seats}}
-        kind = kinds.get(self.policy, {})
-        rules = getattr(policies, self.policy, None)
-        return self.estimate(rules, pace, **kind) if self.estimate else 0.0
 
 
-#: Gate → what it needs. G7 asks for the distributions once more behind its load; the length of G8
-#: follows from its workloads (`night.gate_seconds`).
+#: Gate → what it needs.
 GATE_NEEDS: Mapping[str, GateNeeds] = {
     "G0": GateNeeds(("wheel",), rehearsed_s=10),
     "G1": GateNeeds(rehearsed_s=7),
     "G2": GateNeeds(("wheel",), rehearsed_s=99),
-    "G3": GateNeeds(
-        ("recipe", "serve"), OBSERVED,
-        policy="contract", estimate=contract.estimate,
-    ),
-    "G4": GateNeeds(
-        ("recipe", "serve"), dirty_text.TEXT, policy="generation", estimate=generation.estimate
-    ),
-    "G5": GateNeeds(
-        ("recipe", "serve", "against"), LOGPROBS, required=True,
-        policy="logprobs", estimate=logprobs.estimate,
-    ),
-    "G6": GateNeeds(
-        ("recipe", "serve", "against"), f"{TASK}.json", required=True,
-        policy="accuracy", estimate=accuracy.estimate,
-    ),
-    "G7": GateNeeds(
-        ("recipe", "serve"), LOGPROBS,
-        rehearsed_s=136, policy="logprobs", estimate=logprobs.estimate,
-    ),
-    "G8": GateNeeds(
-        ("wheel", "recipe", "serve", "baseline"), PACE,
-        required=True,
-    ),
-}  # fmt: skip
+    "G3": GateNeeds(("recipe", "serve"), OBSERVED),
+    "G4": GateNeeds(("recipe", "serve"), dirty_text.TEXT),
+    "G5": GateNeeds(("recipe", "serve", "against"), LOGPROBS, required=True),
+    "G6": GateNeeds(("recipe", "serve", "against"), f"{TASK}.json", required=True),
+    "G7": GateNeeds(("recipe", "serve"), LOGPROBS, rehearsed_s=136),
+    "G8": GateNeeds(("wheel", "recipe", "serve", "baseline"), PACE, required=True),
+}
+
+
+def questions_s(gate: str, policies: GatePolicies, pace: Pace, profile: str, seats: int) -> float:
+    """
+    Return the seconds of the questions of *gate* to a server of that *pace*.
+
+    G8 has none: its length follows from its workloads (`night.gate_seconds`).
+
+    Args:
+        profile: As of `GateOptions`.
+        seats: Requests that the server takes at a time.
+    """
+    match gate:
+        case "G3":
+            return contract.estimate(policies.contract, pace)
+        case "G4":
+            return generation.estimate(policies.generation, pace, profile)
+        case "G5" | "G7":  # G7 asks for the distributions once more behind its load
+            return logprobs.estimate(policies.logprobs, pace)
+        case "G6":
+            return accuracy.estimate(policies.accuracy, pace, seats)
+    return 0.0
 
 
 class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
@@ -145,8 +144,6 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
 
     Attributes:
         server: The server that the gates question.
-        device_code: The wheel's device-code digest; empty until the audit has run.
-        evidence: The sha256 of the file of G8's measurements; empty until G8 has run.
         left_s: Seconds that the next gate may take, if it can be shorter.
 
     Raises:
@@ -188,7 +185,6 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         )
         self._stack.callback(self.server.end)
         self._host = host
-        self.device_code, self.evidence = "", ""
         self.left_s = math.inf
 
     def __exit__(self, *_: object) -> None:
@@ -209,7 +205,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         blocked = blocked or self._lacking(name)
         if name in SERVED and not blocked:
             self._require_fit()
-            self.server.launch()
+            self.server.require_plan()
         digest = ""
         if name not in ("G0", "G8"):
             settings = (options.flag, options.variable)
@@ -219,10 +215,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         return Gate(
             name,
             digest,
-            partial(self._checks, name),
+            partial(self._result, name),
             options.recipe if name in SERVED else "",
             blocked,
-            (lambda: self.evidence) if name == "G8" else str,
             self._model if name in SERVED else "",
         )
 
@@ -265,7 +260,6 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             gates,
             stack=self._context.project.stack,
             wheel=read_subject(options.wheel) if options.wheel else None,
-            device_code=lambda: self.device_code,
             host={**self._host, **contents},
             keep_going=keep_going,
             file=file,
@@ -275,20 +269,23 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def _model(self) -> str:
         return model_digest(self._options.serve) if self._options.serve else ""
 
-    def _checks(self, name: str) -> tuple[Check, ...]:
-        if name not in SERVED or name == "G8":
-            return self._run(name)
+    def _result(self, name: str) -> GateResult:
+        """Run the gate *name*; a server that does not run, or runs another wheel, is a check."""
+        if name == "G0":
+            return GateResult(wheel_audit.run(self._audit), self._audit.device_code)
+        if name == "G8":
+            return self._throughput()
+        if name in UNSERVED:
+            return GateResult(self._run(name))
         ended = self._ended()
         # If the server does not run, G3 says why in a check of its own.
         checks = (ended,) if ended and name != "G3" else self._run(name)
-        return (*checks, self._served) if self._options.wheel else checks
+        return GateResult((*checks, self._served) if self._options.wheel else checks)
 
     def _run(self, name: str) -> tuple[Check, ...]:
+        """Return the checks of a gate from G1 to G7."""
         options, policies, server, recipe = self._options, self._policies, self.server, self._recipe
         match name:
-            case "G0":
-                self.device_code = self._audit.device_code
-                return wheel_audit.run(self._audit)
             case "G1":
                 trees = numerics.source_trees(self._context, policies.numerics)
                 headers = numerics.include_folders(toolchain.obtain(self._context))
@@ -344,9 +341,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                     words=words,
                     distributions=distributions,
                 )
-            case "G8" if options.wheel and options.python and options.baseline:
-                return self._throughput(options.wheel, options.python, options.baseline)
-        raise AssertionError(name)
+        raise AssertionError(f"{name} began without what `_lacking` requires")
 
     @property
     def _soak_policy(self) -> soak.SoakPolicy:
@@ -415,14 +410,14 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     @cached_property
     def _declared(self) -> tuple[DeclaredChange, ...]:
         """What the patches of the stack change on purpose."""
-        root, stack = self._context.project.root, self._context.project.stack
-        folders = [root / "forks" / stack / fork for fork in self._context.forks]
-        patches = [patch for folder in folders for patch in load_folder(folder)]
-        changes = tuple(change for patch in patches for change in patch.changes)
+        changes, project = list[DeclaredChange](), self._context.project
         if self._options.original:
             why = "layers of a slimmer copy have other formats than its original's"
-            changes = (DeclaredChange("kernels", "*", "", why), *changes)
-        return changes
+            changes.append(DeclaredChange("kernels", "*", "", why))
+        for fork in self._context.forks:
+            for patch in load_folder(project.root / "forks" / project.stack / fork):
+                changes += patch.changes
+        return tuple(changes)
 
     @property
     def _promised(self) -> dict[str, PromisedEffect]:
@@ -454,21 +449,25 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         assert self._recipe
         return Experiment(self._context, self._options, self._policies, self._recipe)
 
-    def _throughput(self, wheel: Path, python: Path, baseline: Path) -> tuple[Check, ...]:
-        baseline_python = self._options.baseline_python
-        assert baseline_python
+    def _throughput(self) -> GateResult:
+        """Return the result of G8."""
+        options, root = self._options, self._context.project.root
+        assert options.wheel
+        assert options.python
+        assert options.baseline
+        assert options.baseline_python
         # Two servers and their load need the machine alone.
         self.server.end()
         result = self._experiment.result(self.left_s)
         # Kept even if the verdicts cannot be stored: hours were measured.
         path = throughput.write_result(self._context.store, self._context.output, result)
-        self.evidence = sha256_file(path)
-        return (
+        checks = (
             *throughput.checks(result),
-            *throughput.effect_checks(result, self._context.project.root, self._promised),
-            self._same_wheel("candidate-wheel", wheel, python),
-            self._same_wheel("baseline-wheel", baseline, baseline_python),
+            *throughput.effect_checks(result, root, self._promised),
+            self._same_wheel("candidate-wheel", options.wheel, options.python),
+            self._same_wheel("baseline-wheel", options.baseline, options.baseline_python),
         )
+        return GateResult(checks, evidence=sha256_file(path))
 
     def pace(self) -> Pace | None:
         """Return the pace of the server, with its first start; None if it did not answer."""
@@ -541,20 +540,20 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def _recorded(self) -> list[str]:
         """Return the names of the files that the gates compare with, the pace first."""
         options, recipe = self._options, self._recipe
-        # G5 comes first, as G7 needs its distributions, too.
-        names = [name for name in ("G5", *GATES) if name in (options.only or GATES)]
-        files = dict.fromkeys((PACE, *(GATE_NEEDS[name].recorded for name in names)))
-        if {"G4", "G7"}.intersection(names):
-            files[generation.ANSWERS] = None
-        if "G7" in names:
-            files[soak.LOAD] = None
-        unwanted = {""}
-        if self._policies.generation.profiles[options.profile].no_dirty_text:
-            unwanted.add(dirty_text.TEXT)
+        names = set(options.only or GATES)
+        profile = self._policies.generation.profiles[options.profile]
         # Without a floor, G6 does not run.
-        if recipe and options.task not in recipe.floors:
-            unwanted.add(GATE_NEEDS["G6"].recorded)
-        return [file.replace(TASK, options.task) for file in files if file not in unwanted]
+        floor = not recipe or options.task in recipe.floors
+        files = {
+            PACE: True,
+            LOGPROBS: names & {"G5", "G7"},
+            OBSERVED: "G3" in names,
+            dirty_text.TEXT: "G4" in names and not profile.no_dirty_text,
+            f"{options.task}.json": "G6" in names and floor,
+            generation.ANSWERS: names & {"G4", "G7"},
+            soak.LOAD: "G7" in names,
+        }
+        return [file for file, needed in files.items() if needed]
 
     def _content(self, name: str) -> msgspec.Struct:
         """Return what the server under test gives for the file *name* of the reference."""

@@ -57,7 +57,9 @@ GATES: Mapping[str, str] = {
     "G8": "throughput against a baseline",
 }
 
-#: Gates that judge a served model, and so belong to a recipe.
+#: Gates that judge the wheel or its sources alone, and those that judge a served model, and so
+#: belong to a recipe.
+UNSERVED = ("G0", "G1", "G2")
 SERVED = ("G3", "G4", "G5", "G6", "G7", "G8")
 
 #: Reasons why a gate did not begin or end that may be gone in another night.
@@ -295,18 +297,12 @@ class VerdictFile:
         """
         verdict, line = now.verdicts[-1], self._last
         with self._store.lock("verdicts"):
-            begun = (line.gate, line.recipe, line.began) if line and not line.state else None
-            if line and begun == (verdict.gate, verdict.recipe, verdict.began):
+            subject = verdict.gate, verdict.recipe, verdict.began
+            if line and not line.state and (line.gate, line.recipe, line.began) == subject:
                 worst = verdict.worst_check
                 reason = f"{worst.name} ({worst.reason}): {worst.message}" if worst else ""
-                self._log(
-                    replace(
-                        line,
-                        state=verdict.state,
-                        reason=reason,
-                        verdict=verdict_digest(verdict),
-                    )
-                )
+                digest = verdict_digest(verdict)
+                self._log(replace(line, state=verdict.state, reason=reason, verdict=digest))
             lines = read_attempts([self.path.parent], self._wheel.sha256)
             now = replace(now, attempts=tuple(lines))
             if before := self.load():
@@ -315,26 +311,37 @@ class VerdictFile:
             self._store.write(self.path, data + b"\n")
 
 
+class GateResult(msgspec.Struct, frozen=True):
+    """
+    What a gate found.
+
+    Attributes:
+        device_code: As `Ladder.device_code`, of the gate that reads it; empty of the others.
+        evidence: As `Verdict.evidence`.
+    """
+
+    checks: tuple[Check, ...]
+    device_code: str = ""
+    evidence: str = ""
+
+
 class Gate(msgspec.Struct, frozen=True):
     """
     One gate, ready to run.
 
     Attributes:
         policy: The sha256 of the policy that it judges by; empty if it has none.
-        run: Return its checks; if it raises an `Exception`, the gate is not-run.
+        run: Return its result; if it raises an `Exception`, the gate is not-run.
         recipe: The recipe that is served; empty without one.
         blocked: Why it cannot run; None if it can.
         model: As `Verdict.model`.
-        evidence: Return the sha256 of the file that holds its measurements, after it ran; empty
-            without one.
     """
 
     name: str
     policy: str
-    run: Callable[[], tuple[Check, ...]]
+    run: Callable[[], GateResult]
     recipe: str = ""
     blocked: Check | None = None
-    evidence: Callable[[], str] = str
     model: str = ""
 
 
@@ -385,7 +392,6 @@ def climb(
     *,
     stack: str,
     wheel: AuditedWheel | None = None,
-    device_code: Callable[[], str] = str,
     host: Mapping[str, str] | None = None,
     keep_going: bool = False,
     file: VerdictFile | None = None,
@@ -396,7 +402,6 @@ def climb(
     A gate that Ctrl-C ends is not-run in the file before `KeyboardInterrupt` leaves this.
 
     Args:
-        device_code: Called after each gate, as the first of them computes it.
         host: Facts of the machine (`Verdict.host`).
         keep_going: Also run the gates after a failure.
         file: Gets the verdicts so far after each gate, so that hours of measuring survive a crash
@@ -407,37 +412,40 @@ def climb(
         interruption: KeyboardInterrupt | None = None
         stopped = next((v for v in ladder.verdicts if v.state in ("fail", "invalid")), None)
         began, clock = time.time(), time.monotonic()
-        checks: tuple[Check, ...] = (gate.blocked,) if gate.blocked else ()
         if stopped and not keep_going:
             message = f"{stopped.gate} is {stopped.state}, and the ladder stops there"
-            checks = (not_run("ladder", message, "earlier-failed"),)
-        elif not gate.blocked:
+            result = GateResult((not_run("ladder", message, "earlier-failed"),))
+        elif gate.blocked:
+            result = GateResult((gate.blocked,))
+        else:
             if file:
                 file.begin(gate.name, gate.recipe, began)
             try:
                 with console.step(f"{gate.name}: {GATES[gate.name]}"):
-                    checks = gate.run()
+                    result = gate.run()
             except Exception as error:
-                checks = (step_failed(error),)
+                result = GateResult((step_failed(error),))
             except KeyboardInterrupt as error:
                 interruption = error
-                checks = (not_run(STOPPED[0].name, "it was ended from outside", INTERRUPTED),)
+                message = "it was ended from outside"
+                result = GateResult((not_run(STOPPED[0].name, message, INTERRUPTED),))
         verdict = Verdict(
             gate.name,
             GATES[gate.name],
             wheel.sha256 if wheel else "",
             gate.policy,
-            checks,
+            result.checks,
             gate.recipe,
             host=dict(host or {}),
             attempt=file.attempt if file else 1,
-            evidence=gate.evidence(),
+            evidence=result.evidence,
             began=began,
             seconds=time.monotonic() - clock,
             model=gate.model,
         )
         console.note(f"{gate.name}: {verdict.state} after {duration(verdict.seconds)}")
-        ladder = Ladder(stack, wheel, (*ladder.verdicts, verdict), device_code())
+        device_code = result.device_code or ladder.device_code
+        ladder = Ladder(stack, wheel, (*ladder.verdicts, verdict), device_code)
         if file:
             file.store(ladder)
         if interruption:

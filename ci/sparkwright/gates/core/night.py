@@ -48,6 +48,7 @@ from sparkwright.gates.core.builder import (
     TASK,
     GateBuilder,
     GateNeeds,
+    questions_s,
 )
 from sparkwright.gates.core.ladder import (
     GATES,
@@ -55,6 +56,7 @@ from sparkwright.gates.core.ladder import (
     STEP_FAILED,
     STOPPED,
     UNREACHABLE,
+    UNSERVED,
     VerdictFile,
     step_failed,
 )
@@ -73,6 +75,8 @@ TITLES: Mapping[str, str] = {
     REFERENCE: "start the stock wheel, and record what the gates compare with",
     **GATES,
 }
+#: The steps and the gates, in their order.
+STEPS = (ENVIRONMENTS, *UNSERVED, REFERENCE, *SERVED)
 #: Seconds of both environments, and of a start beside the reading of the weights, as
 #: `GateNeeds.rehearsed_s`.
 ENVIRONMENTS_S, START_S = 180.0, 75.0
@@ -108,8 +112,7 @@ def gate_seconds(
         cells = workloads.load(root).cells(*(workload or [rules.workloads]))
         deciding = workloads.deciding(cells, decides, seats)
         return throughput.estimate(rules, pace, deciding, resident=resident)
-    needs = GATE_NEEDS[gate]
-    return needs.rehearsed_s + needs.questions_s(policies, pace, profile, seats)
+    return GATE_NEEDS[gate].rehearsed_s + questions_s(gate, policies, pace, profile, seats)
 
 
 def reference_seconds(
@@ -120,13 +123,13 @@ def reference_seconds(
     profile: str = "default",
 ) -> float:
     """Return the seconds of the reference for *gates*; arguments as of `gate_seconds`."""
-    questions = {GATE_NEEDS[name].recorded: GATE_NEEDS[name] for name in gates}
-    load = soak.stock_seconds(policies.soak) if "G7" in gates else 0.0
-    return (
-        pace.start_s
-        + load
-        + sum(needs.questions_s(policies, pace, profile, seats) for needs in questions.values())
-    )
+    seconds = pace.start_s
+    if "G7" in gates:
+        seconds += soak.stock_seconds(policies.soak)
+    # Gates that compare with the same file ask the same questions.
+    for gate in {GATE_NEEDS[name].recorded: name for name in gates}.values():
+        seconds += questions_s(gate, policies, pace, profile, seats)
+    return seconds
 
 
 def assumed_pace(
@@ -303,6 +306,7 @@ class Night:
         self._model, self._pythons = options.serve, pythons
         self._resident = preflight.both_fit(self._recipe, options.original or self._model)
         self._names = [name for name in GATES if name in (options.only or GATES)]
+        self._served = [name for name in self._names if name in SERVED]
         #: The gates for which the reference is recorded; none if the user names it.
         self._comparing = [
             name for name in self._names if GATE_NEEDS[name].recorded and not options.against
@@ -323,16 +327,28 @@ class Night:
         compared = model_digest(options.original) if options.original else model
         texts = sha256_file(options.texts) if options.texts and options.texts.exists() else ""
         machine = {name: self._host[name] for name in ("gpu", "driver", "processor")}
-        shared = (
-            (self._recipe, self._policies, compared, self._stock, stock, settings, options.task),
-            machine,
-        )
+        shared = {
+            "recipe": self._recipe,
+            "policies": self._policies,
+            "compared": compared,
+            "stock wheel": self._stock,
+            "stock packages": stock,
+            "settings": settings,
+            "task": options.task,
+            "machine": machine,
+        }
         recorded = store.root / "references" / content_key("reference", shared)[:16]
         self.reference = options.against or recorded
-        inputs = (
-            (self._subject.sha256, ours, options.profile, options.workload, texts, model),
-            (options.server_user, *shared),
-        )
+        inputs = {
+            "wheel": self._subject.sha256,
+            "packages": ours,
+            "profile": options.profile,
+            "workload": options.workload,
+            "texts": texts,
+            "model": model,
+            "server user": options.server_user,
+            **shared,
+        }
         self._folder = store.folder("night", content_key("night", inputs)[:16])
         #: The warm pack, from the first passing gate of our server on.
         self._archive = self._folder / self._beside(f"{self._recipe.name}.pack.tar.zst").name
@@ -350,13 +366,12 @@ class Night:
     # The plan.
 
     @property
-    def _order(self) -> Iterator[str]:
-        """The steps in their order."""
-        yield ENVIRONMENTS
-        yield from (name for name in self._names if name not in SERVED)
+    def _order(self) -> list[str]:
+        """The steps of this night in their order."""
+        steps = {ENVIRONMENTS, *self._names}
         if self._comparing:
-            yield REFERENCE
-        yield from (name for name in self._names if name in SERVED)
+            steps.add(REFERENCE)
+        return [name for name in STEPS if name in steps]
 
     @property
     def _measured_pace(self) -> Pace | None:
@@ -373,11 +388,13 @@ class Night:
 
     def estimate(self, name: str) -> tuple[float, str]:
         """Return the seconds that the step *name* takes, and where that comes from."""
-        done = {
-            ENVIRONMENTS: all(python.exists() for python in self._pythons),
-            REFERENCE: self._complete.exists(),
-        }
-        if done.get(name, name in self._steps):
+        if name == ENVIRONMENTS:
+            done = all(python.exists() for python in self._pythons)
+        elif name == REFERENCE:
+            done = self._complete.exists()
+        else:
+            done = name in self._steps
+        if done:
             return 0.0, "done"
         if name == ENVIRONMENTS:
             return ENVIRONMENTS_S, "docs/rehearsal"
@@ -388,9 +405,8 @@ class Night:
                 self._policies, self._pace, seats, self._comparing, self._options.profile
             ), source
         seconds = self._gate_seconds(name)
-        unfinished = (gate for gate in self._names if gate in SERVED and gate not in self._steps)
         # G8 counts its own starts.
-        if not self._own_pace and name != "G8" and name == next(unfinished, None):
+        if not self._own_pace and name == self._first_unfinished and name != "G8":
             seconds += self._pace.start_s
         if name == "G7":
             load = self._recipe.soak_seconds or self._policies.soak.seconds
@@ -419,17 +435,21 @@ class Night:
             for pace in paces
         )
 
+    @property
+    def _first_unfinished(self) -> str:
+        """The first gate of our server that is not finished; empty if all are."""
+        return next((name for name in self._served if name not in self._steps), "")
+
     def plan(self) -> list[tuple[str, str, float, str]]:
         """Return each step, what it does, its seconds, and where they come from."""
         return [(name, TITLES[name], *self.estimate(name)) for name in self._order]
 
     def show_plan(self) -> None:
         """Print the plan in minutes, and when it ends."""
-        steps = self.plan()
-        rows = [
-            (name, title, f"{seconds / 60:.1f}", source) for name, title, seconds, source in steps
-        ]
-        total = sum(seconds for _, _, seconds, _ in steps)
+        rows, total = list[tuple[str, ...]](), 0.0
+        for name, title, seconds, source in self.plan():
+            rows.append((name, title, f"{seconds / 60:.1f}", source))
+            total += seconds
         console.table(
             f"{self._recipe.name}: what the night does",
             ("step", "what it does", ">minutes", "by"),
@@ -463,7 +483,7 @@ class Night:
         # G0 to G2 need no server, only the wheel, its sources and (G2) its environment.
         self._climb(
             replace(options, serve=None, recipe=""),
-            [name for name in self._names if name not in SERVED],
+            [name for name in self._names if name in UNSERVED],
             file,
         )
         if self._comparing:
@@ -548,14 +568,17 @@ class Night:
                 # The pace of a server that does not answer would be waited for.
                 if name in SERVED and name != "G8" and verdict.state != "invalid":
                     self._own_pace = self._own_pace or builder.pace()
-                later = sum(self.estimate(other)[0] for other in self._names if other > name)
-                console.note(f"about {later / 60:.0f} minutes remain")
+                console.note(f"about {self._behind_s(name) / 60:.0f} minutes remain")
 
     def left_s(self, name: str) -> float:
         """Return the seconds that the gate *name* may take; later steps have the rest."""
-        later = sum(self.estimate(other)[0] for other in self._names if other > name)
         after_load = self._gate_seconds(name) if name == "G7" else 0.0
-        return self._deadline - time.monotonic() - SLACK * later - after_load
+        return self._deadline - time.monotonic() - SLACK * self._behind_s(name) - after_load
+
+    def _behind_s(self, name: str) -> float:
+        """Return the estimated seconds of the gates behind the gate *name*."""
+        behind = self._names[self._names.index(name) + 1 :]
+        return sum(self.estimate(other)[0] for other in behind)
 
     def _finish(self, step: NightStep) -> None:
         """Add a step, and write the page."""
@@ -584,9 +607,7 @@ class Night:
         Raises:
             disk-full: There is no room for the pack; the night continues when there is.
         """
-        names = [name for name in self._names if name in SERVED]
-        first = next((name for name in names if name not in self._steps), "G8")
-        marker = self._find_pack()
+        names, first, marker = list(self._served), self._first_unfinished, self._find_pack()
         # Compiled files hold the path of their cache, so it is in a temporary folder, which tells
         # nothing of this machine; the pack lies elsewhere than what it was made of.
         with (
@@ -595,7 +616,7 @@ class Night:
             else contextlib.nullcontext("")
         ) as folder:
             cold, warm = Path(folder, "cold"), Path(folder, "pack")
-            if marker and not self._pack and first != "G8":
+            if marker and not self._pack and first not in ("", "G8"):
                 warm_pack.give(cold, options.server_user)
                 self._climb(replace(options, caches=cold), [first], file)
                 names.remove(first)
@@ -683,8 +704,7 @@ class Night:
                 done.append(
                     NightStep(verdict.gate, verdict.state, message, verdict.seconds, 0.0, verdict)
                 )
-        order = [ENVIRONMENTS, *sorted(set(GATES) - set(SERVED)), REFERENCE, *SERVED]
-        return sorted(done, key=lambda step: order.index(step.name))
+        return sorted(done, key=lambda step: STEPS.index(step.name))
 
     @property
     def answer(self) -> str:

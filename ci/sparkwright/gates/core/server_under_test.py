@@ -251,7 +251,7 @@ class ServerUnderTest:
     def started(self) -> Server:
         """The server, started once for all gates."""
         began = time.monotonic()
-        server = Server(self.launch(), self._folder / "server.log")
+        server = Server(self._plan(), self._folder / "server.log")
         self._stack.enter_context(server)
         self.start_s = time.monotonic() - began
         return server
@@ -270,13 +270,17 @@ class ServerUnderTest:
         pack is to hold what this one compiles.
         """
         self.end()
-        plan = self.launch()
+        plan = self._plan()
         words, log = flags.without_drafts(plan.flags), self._folder / "without-drafts.log"
         with Server(replace(plan, flags=words, caches=None), log) as server:
             yield server.client()
 
-    def launch(self) -> LaunchPlan:
-        """Return how we start the server; raises as `launch_plan`."""
+    def require_plan(self) -> None:
+        """Raise as `launch_plan` if the environment cannot serve; nothing is started."""
+        self._plan()
+
+    def _plan(self) -> LaunchPlan:
+        """Return how the server is started."""
         assert self._options.python
         return launch_plan(
             self._options, self._recipe, self._options.python, self._flags, gated=True
@@ -294,7 +298,7 @@ class ServerUnderTest:
         assert folder
         wheel = sha256_file(options.wheel) if options.wheel else ""
         # Those of the gates themselves name a folder of this machine.
-        flags = tuple(flag for flag in self.launch().flags if flag not in self._flags)
+        flags = tuple(flag for flag in self._plan().flags if flag not in self._flags)
         return ServerIdentity(wheel, model_digest(folder), self._host, flags)
 
 

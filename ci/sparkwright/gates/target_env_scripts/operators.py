@@ -10,9 +10,9 @@ zones; the bytes up to ``written`` are added to the job's file ``results`` after
 ``steps`` are calls of operators, whose arguments are bound by the names in the operator's schema,
 so that a job fits all releases with these names.
 
-Each job prints ``{"done": NAME}``. The last line is ``{"absent": …}`` if a library cannot be
-loaded, or there is no such operator, or it has other arguments; and ``{"error": …}`` after an
-error, because a CUDA error stays with the process.
+Each job prints ``{"done": NAME}``. The last line is ``{"unloadable": …}`` if torch or a library
+cannot be loaded; ``{"absent": …}`` if there is no such operator, or it has other arguments; and
+``{"error": …}`` after an error, because a CUDA error stays with the process.
 """
 
 from __future__ import annotations
@@ -70,12 +70,16 @@ def main() -> None:
         torch = importlib.import_module("torch")
         for path in document["libraries"]:
             torch.ops.load_library(path)
+    except (ImportError, OSError) as error:
+        print(json.dumps({"unloadable": f"{type(error).__name__}: {error}"[:400]}))  # noqa: T201
+        return
+    try:
         for job in document["jobs"]:
             run(torch, job)
             # At once, since the next operator may end the process.
             print(json.dumps({"done": job["name"]}), flush=True)  # noqa: T201
-    except (ImportError, OSError, OperatorAbsent) as error:
-        print(json.dumps({"absent": f"{type(error).__name__}: {error}"[:400]}))  # noqa: T201
+    except OperatorAbsent as error:
+        print(json.dumps({"absent": str(error)}))  # noqa: T201
     except Exception as error:
         line = f"{type(error).__name__}: {error}".splitlines()[0]
         print(json.dumps({"error": line[:400]}))  # noqa: T201
