@@ -657,7 +657,7 @@ def test_a_host_whose_gpu_has_memory_of_its_own_keeps_less_free(place: Path, mon
     """The floor of unified memory is more than many such hosts have left."""
     refserved.edit(place / "ci" / "gates" / "machine.yaml", floor=12_885, discrete_floor=2_000)
     hindrance = Reason("machine-busy", "another program runs")
-    monkeypatch.setattr(throughput.MachineMonitor, "settle", lambda *_: [hindrance])
+    monkeypatch.setattr("sparkwright.bench.machine.monitor.MachineMonitor.settle", lambda *_: [hindrance])
     experiment = throughput.Experiment(context(place), question(place), policy.load(place), recipes.load(place, "toy-cpu"), thread_load.ThreadLoad())
     assert experiment.result().stopped == hindrance
     assert {plan.kept_free for plan in experiment._plans.values()} == {2_000}

@@ -285,8 +285,10 @@ EXAMPLE_TOKENS = 150
 
 #: The checks of each task, in order: ``gsm8k-baseline``.
 PARTS = ("baseline", "answers", "paired", "floor")
-CHECKS = tuple(
-    entry for part in PARTS for entry in declare(f"*-{part}", measured=part != "answers")
+CHECKS = (
+    *declare("*-baseline", measured=True),
+    *declare("*-answers"),
+    *declare("*-paired", "*-floor", measured=True),
 )
 
 REASONS: Mapping[str, str] = {
@@ -397,11 +399,10 @@ def run(
         part = f"{name}-{PARTS[len(checks)]}"
         make = not_run if error.reason == "task-data-missing" else invalid
         checks.append(make(part, f"{error.message}.", error.reason))
-    missing = [f"{name}-{part}" for part in PARTS[len(checks) :]]
-    return (
-        *checks,
-        *(not_run(each, f"{checks[-1].name} ended the task.", "not-measured") for each in missing),
-    )
+    message = f"{checks[-1].name} ended the task."
+    for part in PARTS[len(checks) :]:
+        checks.append(not_run(f"{name}-{part}", message, "not-measured"))
+    return tuple(checks)
 
 
 def _judged(

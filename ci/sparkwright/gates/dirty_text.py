@@ -268,9 +268,9 @@ class DirtyText:
 
         Clean answers need none.
         """
-        without = self._ask(plain, self.rounds) if plain else []
-        sides = ([answer for _, answer in side] for side in (self.judged, without))
-        return compare_shares(self.rules, "dirty-text-drafts", *sides)
+        treated = [answer for _, answer in self.judged]
+        control = [answer for _, answer in self._ask(plain, self.rounds)] if plain else []
+        return compare_shares(self.rules, "dirty-text-drafts", treated, control)
 
     def _ask(self, client: Client, rounds: range) -> list[tuple[Cell, JudgedAnswer]]:
         """Return the cell of each answer of *client* in *rounds*, and what is dirty in it."""
@@ -333,12 +333,12 @@ def compare_shares(
     """Return the check *name*: answers of *treated* are not more often dirty than of *control*."""
     reason, *labels = COMPARISONS[name]
     p, bound = chance(treated, control), rules.chance / len(COMPARISONS)
-    figures = [
-        Figure(f"dirty answers {label}", sum(bool(fault) for _, fault in side), count=len(side))
-        for label, side in zip(labels, (treated, control), strict=True)
-    ]
-    message = ", ".join(f"{each.name}: {each.value} of {each.count}" for each in figures)
-    figures.insert(0, Figure("chance of so many or more", p, bound=bound))
+    figures, texts = [Figure("chance of so many or more", p, bound=bound)], list[str]()
+    for label, side in zip(labels, (treated, control), strict=True):
+        dirty = sum(bool(fault) for _, fault in side)
+        figures.append(Figure(f"dirty answers {label}", dirty, count=len(side)))
+        texts.append(f"dirty answers {label}: {dirty} of {len(side)}")
+    message = ", ".join(texts)
     samples = _samples([fault for _, fault in treated])
     return judged(name, message, reason, p >= bound, figures, samples)
 
@@ -355,7 +355,7 @@ def chance(treated: Sequence[JudgedAnswer], control: Sequence[JudgedAnswer]) -> 
     from scipy.stats import hypergeom
 
     both = [*treated, *control]
-    ours, answers = (Counter(question for question, _ in side) for side in (treated, both))
+    ours, answers = Counter(question for question, _ in treated), Counter(q for q, _ in both)
     dirty = Counter(question for question, fault in both if fault)
     chances = np.ones(1)
     for question, count in dirty.items():

@@ -727,8 +727,8 @@ def _cached_prompts(
     room = server.max_model_len() - policy.decode_tokens
     length = server_under_test.prompt_length(block, policy.cached_blocks, room)
     # Prompts that begin with different tokens have no block in common.
-    first = sorted({token for text in texts for token in text})
-    corpus = itertools.cycle(token for text in texts for token in text)
+    corpus = itertools.cycle(itertools.chain.from_iterable(texts))
+    first = sorted(set().union(*texts))
     prompts = [
         [first[number % len(first)], *itertools.islice(corpus, length - 1)]
         for number in range(policy.decode_texts)

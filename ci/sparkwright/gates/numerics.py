@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import concurrent.futures
+import itertools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -395,7 +396,7 @@ def run(
         return [_check(converter, program) for converter in unit.converters]
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        return tuple(check for part in pool.map(unit_checks, policy.units) for check in part)
+        return tuple(itertools.chain.from_iterable(pool.map(unit_checks, policy.units)))
 
 
 def _unjudged(converter: Converter, error: ConverterInvalid) -> Check:

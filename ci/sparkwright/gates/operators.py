@@ -36,7 +36,7 @@ _FLOAT4_E2M1F = 2 | 1 << 8 | 1 << 16 | 1 << 49
 
 #: The order of 64 scales in Marlin's layout (marlin_utils.py of vLLM), and what its products of
 #: scaled-up scales are multiplied with.
-_MARLIN_ORDER = [i + 8 * j for i in range(8) for j in range(8)]
+_MARLIN_ORDER = np.arange(64).reshape(8, 8).T.reshape(-1)
 _MARLIN_FACTOR = 2.0**112
 
 #: The arguments of Marlin's operators that are the same in all cases.

@@ -390,23 +390,16 @@ def write_record(store: Store, output: Path, name: str, record: Any) -> Path:
 
 def checks(result: Result) -> tuple[Check, ...]:
     """Return the checks of a gate's *result*."""
-    counted = [leg for leg in result.legs if leg.counts]
-    rows = [
-        _row(cell, series, result)
-        for cell in result.cells
-        for series in cell.series
-        if series.primary
-    ]
-    return (
-        *_stopped(result), *rows, _measurements(result, counted), *_served(result, counted),
-    )  # fmt: skip
-
-
-def _stopped(result: Result) -> Iterator[Check]:
-    """Yield why the run was given up, if it was."""
+    counted, rows = [leg for leg in result.legs if leg.counts], list[Check]()
+    # Why the run was given up, if it was.
     if result.stopped:
         judge = failed if result.state == "fail" else invalid
-        yield judge("measured", result.stopped.message, result.stopped.reference)
+        rows.append(judge("measured", result.stopped.message, result.stopped.reference))
+    for cell in result.cells:
+        for series in cell.series:
+            if series.primary:
+                rows.append(_row(cell, series, result))
+    return (*rows, _measurements(result, counted), *_served(result, counted))
 
 
 def _row(cell: CellResult, series: Series, result: Result) -> Check:
@@ -417,14 +410,13 @@ def _row(cell: CellResult, series: Series, result: Result) -> Check:
     if series.baseline is None or series.candidate is None or not blocks:
         return not_run(name, f"{cell.name}: no complete block", "undecided")
     change = 100 * (series.candidate / series.baseline - 1)
-    evidence = [path[-1] if path else 1.0 for path in (series.pass_evidence, series.fail_evidence)]
     count = sum(series.primary for other in result.cells for series in other.series)
     figures = [
         Figure("baseline", series.baseline * factor, unit, blocks),
         Figure("candidate", series.candidate * factor, unit, blocks),
         Figure("change", change, "%", blocks, bound=100 * series.margin),
-        Figure("evidence for pass", evidence[0], bound=1 / result.alpha),
-        Figure("evidence for fail", evidence[1], bound=count / result.alpha),
+        Figure("evidence for pass", (1.0, *series.pass_evidence)[-1], bound=1 / result.alpha),
+        Figure("evidence for fail", (1.0, *series.fail_evidence)[-1], bound=count / result.alpha),
     ]
     message = f"{title} {change:+.1f} % in {blocks} blocks: {series.conclusion}"
     samples = [
@@ -447,27 +439,21 @@ def effect_checks(
     share. A gain that is neither shown nor excluded, or was not measured, decides nothing.
     """
     promises = {**effects.promises(root, result.candidate.stack, result.recipe), **(own or {})}
-    promised = [
-        (name, promise, cell, series)
-        for name, promise in promises.items()
-        for cell in result.cells
-        for series in cell.series
-        if (cell.concurrency, series.metric) == (promise.concurrency, promise.metric)
-        and series.differences
-    ]
-    for name in sorted({*promises} - {name for name, *_ in promised}):
-        yield not_run(
-            f"effect-{name}",
-            "the concurrency or the figure of its promise was not measured",
-            "effect-unmeasured",
-            required=False,
-        )
+    promised = list[tuple[str, PromisedEffect, CellResult, Series]]()
+    for name, promise in promises.items():
+        before = len(promised)
+        for cell in result.cells:
+            for series in cell.series:
+                measured = cell.concurrency, series.metric
+                if measured == (promise.concurrency, promise.metric) and series.differences:
+                    promised.append((name, promise, cell, series))
+        if len(promised) == before:
+            message = "the concurrency or the figure of its promise was not measured"
+            yield not_run(f"effect-{name}", message, "effect-unmeasured", required=False)
     for name, promise, cell, series in promised:
-        gains = -np.array(series.differences)
-        excluded, shown = (
-            evidence_path(each)[-1] >= -math.log(result.alpha / len(promised))
-            for each in (math.log(promise.gain) - gains, gains)
-        )
+        gains, least = -np.array(series.differences), -math.log(result.alpha / len(promised))
+        excluded = evidence_path(math.log(promise.gain) - gains)[-1] >= least
+        shown = evidence_path(gains)[-1] >= least
         state: State = "fail" if excluded else "pass" if shown else "inconclusive"
         factor = math.exp(gains.mean())
         yield decided(
@@ -482,7 +468,11 @@ def effect_checks(
 
 
 def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
-    again = [leg for leg in result.legs if leg.discarded]
+    again, samples = [leg for leg in result.legs if leg.discarded], list[Sample]()
+    for leg in again:
+        for reason in leg.reasons:
+            case = f"{leg.cell}, {leg.side}, block {leg.block}"
+            samples.append(Sample(case, "", reason.message))
     figures = [
         Figure("measurements", len(counted)),
         Figure("measured again", len(again)),
@@ -497,11 +487,6 @@ def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
         f"number {result.attempt} of this wheel and recipe, which spends an error rate of "
         f"{100 * result.alpha:.2g} %"
     )
-    samples = [
-        Sample(f"{leg.cell}, {leg.side}, block {leg.block}", "", reason.message)
-        for leg in again
-        for reason in leg.reasons
-    ]
     return passed("legs", message, figures=figures, samples=samples)
 
 
@@ -510,9 +495,8 @@ def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
     if result.added:
         yield invalid("flags", f"both sides had {' '.join(result.added)} besides", "flags-added")
     else:
-        ours, theirs = (
-            {*side.flags} for side in (result.candidate, result.baseline or result.candidate)
-        )
+        baseline = result.baseline or result.candidate
+        ours, theirs = set(result.candidate.flags), set(baseline.flags)
         own = f"; ours alone {sorted(ours - theirs)}, the stock wheel alone {sorted(theirs - ours)}"
         message = f"both sides had the flags and variables of {result.recipe}"
         yield passed("flags", message + own * (ours != theirs))

@@ -111,11 +111,11 @@ def require_declared(policy: Path, names: Iterable[tuple[str, str]]) -> None:
     Raises:
         policy-unknown-check: One cannot.
     """
-    unknown = [
-        f"{gate}: {name}"
-        for gate, name in names
-        if not any(entry.role == "decides" for entry in declarations(declared(gate), name))
-    ]
+    unknown = list[str]()
+    for gate, name in names:
+        roles = {entry.role for entry in declarations(declared(gate), name)}
+        if "decides" not in roles:
+            unknown.append(f"{gate}: {name}")
     if unknown:
         raise GateError(
             "policy-unknown-check",

@@ -210,6 +210,11 @@ class Attempt(msgspec.Struct, frozen=True):
     after: str = ""
 
     @property
+    def run(self) -> tuple[int, str, str, float]:
+        """What the lines of one beginning and its end have in common."""
+        return self.number, self.gate, self.recipe, self.began
+
+    @property
     def order(self) -> tuple[float, int, bool]:
         """The sort key of lines: oldest first, and an end after its beginning."""
         return self.began, self.number, self.state is not None
@@ -248,30 +253,25 @@ class Ladder(msgspec.Struct, frozen=True):
     @property
     def states(self) -> dict[str, State]:
         """The state of each gate: the failure of any recipe, else the best of all recipes."""
-        by_gate: dict[str, list[State]] = {}
+        by_gate, combined = dict[str, list[State]](), dict[str, State]()
         for verdict in self.verdicts:
             by_gate.setdefault(verdict.gate, []).append(verdict.state)
-        lowest = {gate: worst(states) for gate, states in by_gate.items()}
-        return {
-            gate: state if state in ("fail", "invalid") else max(by_gate[gate], key=ORDER.index)
-            for gate, state in lowest.items()
-        }
+        for gate, states in by_gate.items():
+            lowest = worst(states)
+            best = max(states, key=ORDER.index)
+            combined[gate] = lowest if lowest in ("fail", "invalid") else best
+        return combined
 
     def outcomes(self, gate: str) -> dict[str, list[str]]:
         """
         Return how the attempts at *gate* ended, oldest first, by recipe: a state, or
         ``interrupted``.
         """
-        ends = {
-            (line.number, line.gate, line.recipe, line.began): line.state
-            for line in self.attempts
-            if line.state
-        }
+        ends = {line.run: line.state for line in self.attempts if line.state}
         outcomes: dict[str, list[str]] = {}
         for line in self.attempts:
             if line.gate == gate and line.state is None:
-                key = (line.number, line.gate, line.recipe, line.began)
-                outcomes.setdefault(line.recipe, []).append(ends.get(key, "interrupted"))
+                outcomes.setdefault(line.recipe, []).append(ends.get(line.run, "interrupted"))
         return outcomes
 
     @property
@@ -279,12 +279,13 @@ class Ladder(msgspec.Struct, frozen=True):
         """The facts on which all verdicts agree that were measured with the wheel installed."""
         measured = [verdict for verdict in self.verdicts if verdict.measured]
         serving = [verdict for verdict in measured if verdict.gate not in ("G0", "G1")]
-        hosts = [verdict.host for verdict in serving or measured] or [{}]
-        return {
-            name: value
-            for name, value in hosts[0].items()
-            if all(host.get(name) == value for host in hosts)
-        }
+        verdicts = serving or measured
+        facts = dict(verdicts[0].host) if verdicts else {}
+        for verdict in verdicts:
+            for name in tuple(facts):
+                if verdict.host.get(name) != facts[name]:
+                    del facts[name]
+        return facts
 
 
 def merge(before: Ladder, now: Ladder) -> Ladder:
