@@ -15,7 +15,6 @@ from sparkwright.cherry_picks.patch import Hunk, Patch, PatchError, Section, lin
 from sparkwright.cherry_picks.upstream import (
     Base,
     Upstream,
-    base_of,
     changes,
     evidence,
     log,
@@ -23,7 +22,6 @@ from sparkwright.cherry_picks.upstream import (
 )
 from sparkwright.core.errors import SparkwrightError
 from sparkwright.core.git import SUBMODULE
-from sparkwright.forks.fetch import FetchedSource
 
 #: Lines of a hunk, columns of a line, and upstream commits that a report shows.
 SHOWN, COLUMNS, NAMED = 8, 96, 20
@@ -34,25 +32,6 @@ _NO_HISTORY = "upstream's history is not in the store; `sparkwright patch drift`
 _HOLDS = {None: "could not be tested", True: "yes", False: "no"}
 
 
-def error_with_report(
-    upstream: Upstream,
-    source: FetchedSource,
-    patches: Sequence[Patch],
-    outcome: apply.Outcome,
-) -> PatchError:
-    """
-    Return the error for the conflict *outcome* of the last of *patches* on *source*, with the
-    report.
-    """
-    *earlier, patch = patches
-    options = f"--stack {upstream.context.project.stack} --fork {upstream.fork}"
-    commands = [f"sparkwright patch rebase {options}", f"sparkwright patch export {options}"]
-    if patch.pick:
-        exclude = f"sparkwright patch pick {patch.pick} {options} --exclude PATH=REASON"
-        commands = [exclude, commands[0]]
-    return explain(upstream, base_of(source), outcome, patch, earlier, commands=commands)
-
-
 def explain(
     upstream: Upstream,
     base: Base,
@@ -60,7 +39,7 @@ def explain(
     patch: Patch,
     earlier: Sequence[Patch],
     *,
-    commands: Sequence[str],
+    commands: Sequence[str] = (),
     todo: str = "",
 ) -> PatchError:
     """
@@ -71,9 +50,16 @@ def explain(
         base: The base of the series; only its files are states of upstream's branch.
         outcome: Of the patch, with the tree that it was tried on.
         earlier: The patches before it.
-        commands: Command lines to go on with.
+        commands: Command lines to go on with; none for those that mend a patch or leave a part of
+            a pick out.
     """
     objects, fork = upstream.context.objects, upstream.fork
+    options = f"--stack {upstream.context.project.stack} --fork {fork}"
+    if not commands:
+        commands = [f"sparkwright patch rebase {options}", f"sparkwright patch export {options}"]
+        if patch.pick:
+            exclude = f"sparkwright patch pick {patch.pick} {options} --exclude PATH=REASON"
+            commands = [exclude, commands[0]]
     present, original = objects.paths(outcome.tree), objects.paths(base.tree)
     rows = [*outcome.says, f"fork: {fork}", f"base: {base.name}", f"tree: {outcome.tree}"]
     rows += [f"patch: {patch.name}", f"subject: {patch.subject}", f"author: {patch.author}"]
@@ -97,7 +83,6 @@ def explain(
     if any(test.holds for test in tests):
         reference, what = "patch-already-upstream", f"is in {fork} already, and changed since"
         if patch.pick:
-            options = f"--stack {upstream.context.project.stack} --fork {fork}"
             commands = [f"sparkwright patch pick {patch.pick} {options} --drop", *commands[1:]]
     rows += map("to go on: {}".format, commands)
     what = f"{patch.name} {what}{': ' if wrong else ''}{', '.join(wrong)}."

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from sparkwright.cherry_picks import apply, conflict, patch
 from sparkwright.cherry_picks.ledger import Ledger, PickRecord, load_ledger
 from sparkwright.cherry_picks.patch import Patch, PatchError
-from sparkwright.cherry_picks.upstream import Upstream
+from sparkwright.cherry_picks.upstream import Upstream, base_of
 from sparkwright.core.console import console
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
@@ -216,7 +216,6 @@ def apply_with_report(
     with console.step(f"apply {len(patches)} patches to {fork}"):
         outcomes = apply.evaluate(objects, base, patches, strict=True)
         if outcomes and outcomes[-1].status == "conflict":
-            raise conflict.error_with_report(
-                upstream, source, patches[: len(outcomes)], outcomes[-1]
-            )
+            *earlier, failed = patches[: len(outcomes)]
+            raise conflict.explain(upstream, base_of(source), outcomes[-1], failed, earlier)
         return apply.patched_tree(objects, fork, base, patches, outcomes)

@@ -27,7 +27,6 @@ from sparkwright.core.errors import FileError
 from sparkwright.core.files import list_folder, read_json
 from sparkwright.core.memory import FLOOR, MachineMemory
 from sparkwright.forks import resolve
-from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project, read_lock
 from sparkwright.serving import guard, launch, models
 
@@ -87,20 +86,15 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
     facts = serving_facts(prefix, here)
     results: dict[str, Any] = {"serving": [*serving(here, facts), *servers()]}
     _show("Serving on this machine", results["serving"])
-    if arguments.root is None and config.checkout() is None:
-        return results | client.doctor(arguments)
-    results |= machine(options.checkout(arguments))
-    if prefix.installed():
+    root = arguments.root or config.checkout()
+    if root:
+        context = options.checkout(arguments)
+        facts, stack = inventory(context.store.root), context.project.stack
+        results |= {"machine": facts, "stack": stack, "checks": [*checks(facts, context.project)]}
+        _show(f"Building stack {stack}", results["checks"])
+    if prefix.installed() or not root:
         results |= client.doctor(arguments)
     return results
-
-
-def machine(context: RunContext) -> dict[str, Any]:
-    """Print and return the checks of this machine for the stack of *context*, and its facts."""
-    facts = inventory(context.store.root)
-    results = [*checks(facts, context.project)]
-    _show(f"Building stack {context.project.stack}", results)
-    return {"machine": facts, "stack": context.project.stack, "checks": results}
 
 
 def _show(title: str, results: Sequence[MachineCheck]) -> None:
