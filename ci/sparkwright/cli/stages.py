@@ -341,15 +341,16 @@ def build(arguments: argparse.Namespace) -> None:
     report.raise_for_findings(*audits)
 
 
-def _wheels(context: RunContext, wheels: list[Path]) -> list[Path]:
+def audit(arguments: argparse.Namespace) -> None:
     """
-    Return the named *wheels*, else those of the last build.
+    Audit the named wheels, or those of the last build; fail if one has a finding.
 
     Raises:
         not-provided: There is none.
     """
+    context = options.checkout(arguments)
     built = (pipeline.last_wheel(context, fork) for fork in context.forks)
-    wheels = wheels or list(filter(None, built))
+    wheels = arguments.wheels or list(filter(None, built))
     missing = [f"not a file: {path}" for path in wheels if not path.is_file()]
     if missing or not wheels:
         raise SourceError(
@@ -358,15 +359,7 @@ def _wheels(context: RunContext, wheels: list[Path]) -> list[Path]:
             details=missing,
             todo="Run `sparkwright build`, or name a wheel.",
         )
-    return wheels
-
-
-def audit(arguments: argparse.Namespace) -> None:
-    """Audit the named wheels, or those of the last build; fail if one has a finding."""
-    context = options.checkout(arguments)
-    reports = [
-        cached_audit(context, path, arguments.judge) for path in _wheels(context, arguments.wheels)
-    ]
+    reports = [cached_audit(context, path, arguments.judge) for path in wheels]
     report.show(*reports, result=True)
     console.document({"reports": reports})
     report.raise_for_findings(*reports)
