@@ -23,7 +23,7 @@ from typing import Annotated, Protocol
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from sparkwright.core import process
 from sparkwright.core.console import one_line
@@ -282,7 +282,7 @@ class VllmBench(msgspec.Struct, frozen=True):
             raise LoadError(
                 "generator-unreadable", f"the result cannot be read: {error!s:.200}"
             ) from None
-        counts = {len(getattr(detailed, name)) for name in detailed.__struct_fields__}
+        counts = set(map(len, astuple(detailed)))
         if counts != {spec.requests}:
             raise LoadError(
                 "generator-failed", f"{min(counts)} of {spec.requests} requests are whole"

@@ -17,8 +17,7 @@ from pathlib import Path
 from sparkwright.bench.machine.state_checks import REASONS
 from sparkwright.bench.records import Reason
 from sparkwright.core import process
-
-Kill = Callable[[str, str], None]
+from sparkwright.core.console import one_line
 
 KMSG = Path("/dev/kmsg")
 #: Seconds between two looks at the memory; a floor of 12 GiB lasts 5 s at 2.5 GB/s.
@@ -71,11 +70,11 @@ MEANINGS = {
 
 def finding(text: str) -> Reason | None:
     """Return the fault that the *text* of one record names, or None."""
-    if HARMLESS.search(text[:2000]):
-        return None
-    name = next((name for name, pattern in PATTERNS if pattern.search(text[:2000])), "")
-    shown = "".join(char if char.isprintable() else " " for char in text[:300])
-    return Reason(name, shown) if name else None
+    text = text[:2000]
+    for name, pattern in PATTERNS:
+        if pattern.search(text) and not HARMLESS.search(text):
+            return Reason(name, one_line(text, 300))
+    return None
 
 
 def is_of_another(fault: Reason, own: Collection[int]) -> bool:
@@ -140,7 +139,12 @@ def is_readable() -> bool:
     return True
 
 
-def watch_memory(floor: int, kill: Kill, stopped: threading.Event, kernel_log: Path = KMSG) -> None:
+def watch_memory(
+    floor: int,
+    kill: Callable[[str, str], None],
+    stopped: threading.Event,
+    kernel_log: Path = KMSG,
+) -> None:
     """
     Watch the memory until *stopped*; run this in a thread of its own.
 

@@ -288,8 +288,8 @@ def _scheme(parts: Mapping[str, Tensor], method: object) -> str:
     The formats are those of the recipes: NVFP4 and MXFP4 of ModelOpt, compressed-tensors and
     gpt-oss, FP8, and packed integers of a *method* (compressed-tensors, AWQ, GPTQ).
     """
-    weight = next((parts[name] for name in _WEIGHTS if name in parts), None)
-    scale = next((parts[name] for name in _SCALES if name in parts), None)
+    weight = next(filter(None, map(parts.get, _WEIGHTS)), None)
+    scale = next(filter(None, map(parts.get, _SCALES)), None)
     if scale is None and (weight is None or weight.dtype in _PLAIN):
         return "/".join(sorted({part.dtype for part in parts.values()}))
     if scale is None or weight is None:
@@ -311,7 +311,7 @@ def _scheme(parts: Mapping[str, Tensor], method: object) -> str:
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return *config*; for a model that also sees images, the config of its language model."""
-    parts = (config.get(name) for name in ("text_config", "llm_config", "language_config"))
+    parts = map(config.get, ("text_config", "llm_config", "language_config"))
     return {**config, **next((part for part in parts if isinstance(part, dict)), {})}
 
 

@@ -100,8 +100,11 @@ def check_traps(words: Sequence[str], vllm: str, model: Path) -> None:
         model-missing, checkpoint-invalid: As `checkpoint.read`.
     """
     # Without these, no trap holds, and the headers of the weights need not be read.
-    names = ("--moe-backend", "--kv-cache-dtype")
-    if not flags.speculation(words) and not any(flags.value(words, name) for name in names):
+    if not (
+        flags.speculation(words)
+        or flags.value(words, "--moe-backend")
+        or flags.value(words, "--kv-cache-dtype")
+    ):
         return
     if errors := lines(find_traps(words, vllm, modules.audit(read(model)))):
         raise RecipeError("recipe-unfit", f"vLLM {vllm} serves it wrongly.", details=errors)
@@ -217,11 +220,10 @@ def _cells(recipe: Recipe, cells: Sequence[WorkloadCell]) -> Iterator[Reason]:
             )
 
 
+#: Who saw a trap: a thread of a repository, a seed report, or a line of a release of vLLM.
 _Source = Annotated[
     str, Meta(pattern=r"^([\w.-]+/[\w.-]+#\d+|seed \d{3}|vllm [\d.]+ [\w/.]+:\d+)$")
 ]
-
-
 #: A model whose files were not read: it meets no condition.
 UNREAD = ModuleAudit("", "", 0, (0, 0), 0, drafts=True, weights=0.0, rows=())
 
@@ -280,7 +282,7 @@ class Trap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         happens: What happens.
         when: The condition under which it does.
         remedy: What to do instead.
-        sources: Who saw it: OWNER/REPOSITORY#NUMBER, a seed report, or a line of a release of vLLM.
+        sources: Who saw it.
         seen: Day of the newest source that was read.
     """
 
@@ -314,8 +316,8 @@ def find_traps(words: Sequence[str], vllm: str, audit: ModuleAudit) -> Iterator[
     flag_values = settings(words)
     for trap in load_traps():
         if trap.when.holds(flag_values, vllm, audit):
-            message = f"{trap.happens} ({', '.join(trap.sources)}). {trap.remedy}"
-            yield Reason(trap.id, message.removesuffix("."))
+            sources = ", ".join(trap.sources)
+            yield Reason(trap.id, f"{trap.happens} ({sources}). {trap.remedy}".removesuffix("."))
 
 
 def settings(words: Sequence[str]) -> dict[str, str]:

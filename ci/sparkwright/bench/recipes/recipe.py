@@ -477,8 +477,9 @@ def launch(
     floor, machine = recipe.plan.floor if recipe else None, MachineMemory.here()
     name, derived = name or served_name(recipe, model), dict[str, str]()
     if machine.unified:
-        package = wheel_identity.site_packages(python) / "vllm"
-        derived = shared_variables(machine, machine.floor(floor), package)
+        derived = shared_variables(
+            machine, machine.floor(floor), wheel_identity.site_packages(python) / "vllm"
+        )
     plan = LaunchPlan(python, model, tuple(words), {**derived, **variables}, name, user=user)
     if recipe is None or variant is None:
         return plan

@@ -62,7 +62,7 @@ def difference(site: Path, name: str) -> str:
         return "it is loaded before anything imports it"
     places = [str(site.joinpath(*parts[:-1]))] if len(parts) > 1 else None
     specs = (finder.find_spec(module, places) for finder in sys.meta_path)
-    spec = next((spec for spec in specs if spec), None)
+    spec = next(filter(None, specs), None)
     if spec is None or spec.origin != str(site / name):
         return f"{spec.origin if spec else 'nothing'} is imported for it"
     loader = spec.loader
