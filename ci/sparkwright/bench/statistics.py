@@ -1,6 +1,5 @@
 """
-Intervals, a machine's noise, and decisions after any block whose error rates do not grow by
-looking.
+Intervals, and decisions that may be asked for after every block without a higher error rate.
 
 The evidence of a series is the t-type e-process with a half-normal mixture over effect sizes: the
 likelihood ratio of "the mean gain is η·σ, with η ~ |N(0, EFFECT²)|" against "the mean gain is 0",

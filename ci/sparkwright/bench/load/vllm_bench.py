@@ -383,11 +383,11 @@ def obtain(root: Path, stack: str, store: Store, *, offline: bool) -> VllmBench:
     return VllmBench(program, f"vllm-rs {base.version}")
 
 
-#: No two prompts have the same first characters, so many of them.
+#: Characters at the beginning of a prompt in which it differs from all others.
 BEGINNING = 64
-#: The program's text is cut at so many places or more; the last pieces are too short and left out.
+#: The fewest places at which the program's text is cut into prompts; the last ones give none.
 DIFFERENT = 96
-#: A vocabulary of so many tokens holds whole words; a smaller one has only pieces of words.
+#: The number of tokens from which a vocabulary holds whole words, and not only pieces of them.
 LARGE_VOCABULARY = 16_384
 
 
@@ -422,8 +422,8 @@ def own_prompts(store: Store, tokens: int, vocabulary: int = LARGE_VOCABULARY) -
     no two begin alike, so no prefix is shared.
 
     Args:
-        tokens: That no prompt exceeds, as the generator would leave it out; three quarters of them
-            are usual.
+        tokens: The most that a prompt may have, as the generator leaves longer ones out; most
+            prompts have about three quarters of them.
         vocabulary: Tokens of the model's vocabulary; a small one needs more of them for a text.
     """
     modules = sorted(Path(__file__).parents[2].rglob("*.py"))

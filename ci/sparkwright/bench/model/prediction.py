@@ -56,7 +56,7 @@ class Serving(msgspec.Struct, frozen=True):
         cache: As in ``--kv-cache-dtype``.
         head: As in ``draft_lm_head_quantization``; empty for the model's own head.
         vocabulary: Tokens that drafts are chosen among; 0 for all.
-        alike: Whether the drafts of a request take the experts of its token.
+        alike: Whether the drafts of a request take the same experts as its token.
     """
 
     requests: int = 1
@@ -110,7 +110,7 @@ class StoredModel(msgspec.Struct, frozen=True):
     A model.
 
     Attributes:
-        config: Of its part that writes.
+        config: ``config.json`` of its language model.
         savings: Bytes that FP8 saves, by the names of the rows of the audit that it may have.
     """
 
@@ -222,7 +222,7 @@ def levers(
     patches: Container[str],
 ) -> list[Lever]:
     """
-    Return what makes one request faster, the largest gain first, in the middle of *acceptance*.
+    Return what makes one request faster, the largest gain first, at the mean of *acceptance*.
 
     Args:
         vllm: Version of the stack's vLLM.

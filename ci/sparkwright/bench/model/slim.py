@@ -209,14 +209,14 @@ class Slimming:
         )
 
     def _results(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return what takes the place of *tensors*."""
+        """Return the tensors of the copy for the *tensors* of the model."""
         results: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
             results |= self._converted(name, tensor) if name in self._joined else {name: tensor}
         return results
 
     def _converted(self, name: str, tensor: Tensor) -> dict[str, Tensor]:
-        """Return what takes the place of the matrix *name*: codes, scales, and its own scale."""
+        """Return the tensors of the copy for the matrix *name*: codes, scales, its own scale."""
         (rows, columns), count, modelopt = tensor.shape, tensor.bytes // 2, self._modelopt
         if self._form == "fp8":
             scale = Tensor("F32", (rows,) if modelopt else (rows, 1), 4 * rows)
@@ -246,7 +246,7 @@ class Slimming:
         return self.record
 
     def _begin(self, out: Path) -> None:
-        """Take up what is in *out*, if it was begun by the same command, and look for room."""
+        """Continue what the same command began in *out*, and check that the rest fits there."""
         unfinished = list_folder(out, f"{store.UNFINISHED}*")
         if (out / RECORD).exists():
             earlier = read_json(out / RECORD, SlimRecord)
@@ -273,17 +273,16 @@ class Slimming:
     def _write_shards(self, out: Path) -> None:
         """Write the shards, some at a time, and the record behind each."""
         exponents = self._exponents() if self._form == "nvfp4-w4a16" else {}
-        done = self.record.shards
         total = sum((self._folder / shard).stat().st_size for shard in self._shards)
         with (
             ThreadPoolExecutor(min(WORKERS, os.cpu_count() or 1)) as pool,
             console.progress("slim", total, "bytes") as progress,
         ):
             try:
-                results = pool.map(partial(self._write_shard, out, exponents, done), self._shards)
+                results = pool.map(partial(self._write_shard, out, exponents), self._shards)
                 for shard, record in zip(self._shards, results, strict=True):
-                    done = {**done, shard: record}
-                    self.record = replace(self.record, shards=done)
+                    shards = {**self.record.shards, shard: record}
+                    self.record = replace(self.record, shards=shards)
                     store.write_file(out / RECORD, _json(self.record))
                     progress.update(progress.done + (self._folder / shard).stat().st_size)
             finally:
@@ -328,16 +327,10 @@ class Slimming:
                         raise invalid(f"{name:.200} holds infinity or NaN.")
                     yield name, part
 
-    def _write_shard(
-        self,
-        out: Path,
-        exponents: Mapping[str, int],
-        done: Mapping[str, ShardRecord],
-        shard: str,
-    ) -> ShardRecord:
-        """Write *shard*, unless it is *done* and the same, and return its record."""
+    def _write_shard(self, out: Path, exponents: Mapping[str, int], shard: str) -> ShardRecord:
+        """Write *shard*, unless an earlier run wrote it and it is the same; return its record."""
         path = self._folder / shard
-        if record := done.get(shard):
+        if record := self.record.shards.get(shard):
             if sha256_file(path) != record.source:
                 raise SlimError("slim-other-source", f"{out} was begun from another {shard}.")
             if (out / shard).exists() and sha256_file(out / shard) == record.sha256:

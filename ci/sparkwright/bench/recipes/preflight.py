@@ -180,7 +180,7 @@ def lines(reasons: Iterable[Reason]) -> list[str]:
 
 
 def _other_model(recipe: Recipe, checkpoint: ModuleAudit | None) -> Iterator[Reason]:
-    """Yield what shows that *checkpoint* is not the one of *recipe*; nothing if it is not read."""
+    """Yield how *checkpoint* differs from the model of *recipe*; nothing if it was not read."""
     if checkpoint is None or recipe.model.repository == "any":
         return
     model, plan = recipe.model, recipe.plan

@@ -100,7 +100,8 @@ def deciding(
     cells: Sequence[WorkloadCell], decides: Mapping[str, Sequence[Metric]], seats: int
 ) -> tuple[WorkloadCell, ...]:
     """
-    Return what decides a gate: of *cells* those with such metrics, and those that *decides* names.
+    Return the cells that decide a gate: those of *cells* with primary metrics, and those that
+    *decides* names with their metrics.
 
     If none of *cells* has any, times of one request decide, and the rate of many. No cell has more
     requests at a time than the server has *seats*, since their rate would be that of a queue.

@@ -43,7 +43,7 @@ ALWAYS = {
     "VLLM_LOGGING_COLOR": "0",
 }
 
-#: Variables of a gate's servers: with it vLLM counts the requests with logits that are not numbers.
+#: Variables of a gate's servers: vLLM counts the requests with logits that are not numbers.
 GATED = {"VLLM_COMPUTE_NANS_IN_LOGITS": "1"}
 
 

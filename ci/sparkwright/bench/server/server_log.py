@@ -177,7 +177,7 @@ class StartLog:
         self._stamps: list[datetime] = []
 
     def add(self, line: str) -> None:
-        """Take a line of the log; those behind the start are left out."""
+        """Read a line of the log; lines after the start are ignored."""
         if self.ready:
             return
         self.ready = READY in line

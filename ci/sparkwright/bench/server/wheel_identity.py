@@ -70,8 +70,8 @@ def mismatches(
     Return how the environment of *python* differs from *wheel*: file → ``missing`` (or not to
     be read), ``differs`` or ``foreign``, or how an import of it differs; empty if it does not.
 
-    Every byte is compared. Files that an installer adds to ``.dist-info`` and scripts, which it
-    changes, do not count, and compiled Python counts by what it imports.
+    Every byte is compared, but for scripts and files of ``.dist-info`` that an installer writes.
+    Compiled Python differs if an import of it gives other code than its source.
 
     Args:
         variables: Of the server; None for the caller's usual ones.
