@@ -26,6 +26,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import itemgetter
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import NamedTuple
@@ -141,19 +142,19 @@ def write_schedule(build: Path, costs: Mapping[str, Cost], cores: int, megabytes
         costs: The costs of units, by their paths as the compiler sees them.
     """
     text = (build / "build.ninja").read_text("utf-8")
-    statements, units = _STATEMENT.findall(f"{text}\n"), dict[int, Cost]()
-    for slot, statement in enumerate(statements):
+    others, edges = list[str](), list[tuple[Cost, str]]()
+    for statement in _STATEMENT.findall(f"{text}\n"):
         if source := _compiled_source(statement):
-            units[slot] = costs.get(source, GUESS)
+            cost = costs.get(source, GUESS)
             # Of two values for a variable, ninja takes the last.
-            statements[slot] += "  pool = heavy\n" if units[slot].megabytes > HEAVY else ""
-    jobs, heavy = order([*units.values()], cores, megabytes)
-    # Every other statement keeps its place; rules stand before the edges that use them.
-    result = [f"pool heavy\n  depth = {heavy}\n", *statements]
-    longest_first = sorted(units, key=lambda slot: -units[slot].seconds)
-    for slot, other in zip(units, longest_first, strict=True):
-        result[slot + 1] = statements[other]
-    (build / SCHEDULE).write_text("".join(result), "utf-8")
+            pool = "  pool = heavy\n" if cost.megabytes > HEAVY else ""
+            edges.append((cost, statement + pool))
+        else:
+            others.append(statement)
+    edges.sort(key=itemgetter(0), reverse=True)
+    jobs, heavy = order([cost for cost, _ in edges], cores, megabytes)
+    parts = [f"pool heavy\n  depth = {heavy}\n", *others, *(edge for _, edge in edges)]
+    (build / SCHEDULE).write_text("".join(parts), "utf-8")
     return jobs
 
 

@@ -92,12 +92,12 @@ def read_results(
             by other files than those that lie there.
     """
     stem, failure = wheel.name.removesuffix(".whl"), partial(ReleaseError, "evidence-invalid")
-    folder, read = folder or wheel.parent, partial(read_bytes, limit=LARGEST_EVIDENCE)
+    read = partial(read_bytes, limit=LARGEST_EVIDENCE, failure=failure)
+    folder = folder or wheel.parent
     files, ladder, throughput = dict[str, bytes](), None, None
     if (path := folder / f"{stem}.verdicts.json").exists():
-        files["verdicts"] = read(path, failure=failure)
-    paths = list_folder(folder, f"{stem}.*throughput.json")
-    measurements = [read(path, failure=failure) for path in paths]
+        files["verdicts"] = read(path)
+    measurements = list(map(read, list_folder(folder, f"{stem}.*throughput.json")))
     try:
         if "verdicts" in files:
             ladder = read_verdicts(files["verdicts"])

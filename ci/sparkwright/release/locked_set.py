@@ -155,7 +155,7 @@ def write(
         packages.setdefault((wheel.project, wheel.version), {})[wheel] = own
     for (project, version), wheels in packages.items():
         lines += ["", "[[packages]]", f"name = {_string(project)}", f"version = {_string(version)}"]
-        used = {python for own in wheels.values() for python in own}
+        used = set[str]().union(*wheels.values())
         if used != set(pythons):
             marker = " or ".join(
                 f"python_version == '{python}'" for python in sorted(used, key=Version)

@@ -238,7 +238,7 @@ def load(root: Path, arch: str = "") -> ReleasePolicy:
 
 
 def _gate_digests(root: Path, file: PolicyFile) -> dict[str, str]:
-    names = {name for group in file.recipes.values() for name in group}
+    names = set[str]().union(*file.recipes.values())
     loaded = [recipes.load(root, name) for name in sorted(names)]
     policies = gate_policy.load(root)
     if file.profile not in policies.generation.profiles:

@@ -107,7 +107,7 @@ def prove(
     Raises:
         evidence-invalid, verdict-foreign, verdict-hollow, file-invalid: See `decision`.
     """
-    recipes = {name for group in policy.file.recipes.values() for name in group}
+    recipes = set[str]().union(*policy.file.recipes.values())
     results = {wheel.name: decision.read_results(wheel.path, verdicts, recipes) for wheel in wheels}
     proofs = decision.decide_all(wheels, results, policy)
     for wheel in wheels:

@@ -5,6 +5,7 @@ Decide in seconds whether a request to gate can end in a channel, before anythin
 them promises what another one refuses.
 """
 
+import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -70,10 +71,10 @@ def require(
     """
     project, root = context.project, context.project.root
     policy = release_policy.load(root, project.spec.arch)
-    bases = [base for fork in context.forks for base in context.lock.forks[fork].bases.values()]
-    versions = tuple(sorted({base.version for base in bases}))
+    locked = (context.lock.forks[fork].bases.values() for fork in context.forks)
+    versions = tuple(sorted({base.version for base in itertools.chain(*locked)}))
     unfit: dict[str, str] = {}
-    for name in {*names, *(name for group in policy.file.groups.values() for name in group)}:
+    for name in {*names}.union(*policy.file.groups.values()):
         unfit[name] = _unfit(recipes.load(root, name), versions, project.spec.label)
     if not names:
         firsts = dict[str, None]()
