@@ -185,8 +185,8 @@ def _read_cubin(data: elf.Buffer) -> tuple[str, tuple[str, ...]]:
 
 def gains(images: Iterable[DeviceImage], device: tuple[int, int]) -> dict[str, int]:
     """
-    Return how many fatbins of *images* give a GPU of capability *device* what, best first: a fatbin
-    is a translation unit, of which the driver takes one image.
+    Return how many fatbins of *images* give a GPU of capability *device* each level of support,
+    best first: a fatbin is a translation unit, of which the driver takes one image.
     """
     units: dict[int, dict[str, list[str]]] = {}
     for image in images:

@@ -114,7 +114,7 @@ class AuditedLibrary(msgspec.Struct, frozen=True):
             the table lists it.
         ptx: How many by arch.
         device_code: The library's part of the report's digest; empty without device code.
-        spark: How many compiled units give a GPU of the stack what, best first
+        spark: How many compiled units give a GPU of the stack each level of support, best first
             (`sparkwright.builder.wheel.gpu_target.SUPPORT_LEVELS`).
         opcodes: Only for the patterns of the policy.
     """

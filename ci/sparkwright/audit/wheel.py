@@ -633,7 +633,7 @@ class LibraryAudit:
             self._check_policy(data, shared)
 
     def _check_policy(self, data: elf.Buffer, shared: elf.SharedObject) -> None:
-        """Report needs, search paths, symbols and operators that the policy does not have so."""
+        """Report needs, search paths, symbols and operators that differ from the policy."""
         for entry in shared.rpath:
             self._find("rpath-present", f"it looks for shared libraries in {entry}")
         for name in self._wants.symbols:

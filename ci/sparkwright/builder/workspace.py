@@ -191,7 +191,7 @@ class Workspace:
 
     @staticmethod
     def name(context: RunContext, fork: str) -> str:
-        """Return the name of the lock."""
+        """Return the name of the lock of the folders of *fork*."""
         return f"work-{context.project.stack}-{fork}"
 
     def _folder(self, fork: str, variant: str) -> Path:

@@ -59,7 +59,7 @@ def subject(wheel: str, recipe: str, model: str) -> str:
 
 
 def passes(verdicts: Iterable[Verdict]) -> list[str]:
-    """Return the names of the canaries that passes of G5 in *verdicts* are behind."""
+    """Return the names of the canaries that a pass of G5 among *verdicts* proves."""
     return [
         subject(each.wheel, each.recipe, each.model)
         for each in verdicts

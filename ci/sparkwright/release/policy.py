@@ -139,7 +139,7 @@ class SetRule(_Record, frozen=True):
 
 class PolicyFile(_Record, frozen=True):
     """
-    The file.
+    The content of ``ci/release.yaml``.
 
     Attributes:
         roles: Days of validity and thresholds of the index's metadata.
@@ -194,7 +194,7 @@ class PolicyFile(_Record, frozen=True):
 
 class ReleasePolicy(msgspec.Struct, frozen=True):
     """
-    The file and what it refers to.
+    The release policy, with the digests of the policies that it refers to.
 
     Attributes:
         digests: Gate and recipe (of G0, gate and stack) → the sha256 of its policy.

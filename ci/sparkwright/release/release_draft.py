@@ -77,7 +77,10 @@ def read_wheels(
 
 def require_gpu(policy: ReleasePolicy, archs: Mapping[str, str]) -> None:
     """
-    Require that the architectures *archs*, by what has them, are those of the policy's GPU.
+    Require that every architecture is that of the policy's GPU.
+
+    Args:
+        archs: The architecture of each wheel, or of the index, by its name.
 
     Raises:
         release-gpu-foreign: One is for another GPU.

@@ -221,11 +221,12 @@ def rewrite(
         def members() -> Iterator[tuple[str, bytes, bool]]:
             for name in sorted(names, key=lambda name: (name.startswith(info), name)):
                 top, separator, rest = name.partition("/")
-                executable = name.endswith(".so")
-                if name not in changed:
+                if name in changed:
+                    data, executable = changed[name], name.endswith(".so")
+                else:
                     # The rest of the mode is the umask of the packer, which installers ignore.
-                    executable = bool(listed[name].external_attr >> 16 & 0o111)
-                data = changed[name] if name in changed else source.read(name)
+                    mode = listed[name].external_attr >> 16
+                    data, executable = source.read(name), bool(mode & 0o111)
                 yield folders.get(top, top) + separator + rest, data, executable
 
         return _pack(folder / new.filename, new, members())

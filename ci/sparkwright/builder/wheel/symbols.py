@@ -131,7 +131,7 @@ def _read(wheel: Path) -> dict[str, SharedObject]:
 
 def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
     """
-    Return the imports that nothing defines of each library of *wheel* that has any, sorted.
+    Return, for each library of *wheel* that has some, the imports that nothing defines, sorted.
 
     If a library needs one that is neither in the two sets nor of the system, only symbols of torch
     are judged: any other may be defined there.
