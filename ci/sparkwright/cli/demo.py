@@ -152,8 +152,10 @@ def _build_stages(
     wheels = [pipeline.build(context, fork) for fork in context.forks]
     yield "build", ", ".join(wheel.filename.split("-")[0] for wheel in wheels)
     stock = cached_audit(context, official_wheel, "stack")
-    failure = _must_fail("audit-failed", lambda: report.raise_for_findings(stock))
-    yield "audit of the official wheel", failure
+    yield (
+        "audit of the official wheel",
+        _must_fail("audit-failed", lambda: report.raise_for_findings(stock)),
+    )
     audits = [cached_audit(context, pipeline.wheel_path(context, wheel)) for wheel in wheels]
     report.show(*audits)
     report.raise_for_findings(*audits)
@@ -180,8 +182,10 @@ def _release_stages(context: RunContext, wheels: tuple[Path, ...]) -> Iterator[t
         folder / "releases",
     )
     publisher = Publisher(context, releases, keys.load([folder / "keys"]), rules)
-    failure = _must_fail("verified-refused", lambda: publisher.publish(wheels, url=URL))
-    yield "publish as verified", failure
+    yield (
+        "publish as verified",
+        _must_fail("verified-refused", lambda: publisher.publish(wheels, url=URL)),
+    )
     release = publisher.publish(wheels, "candidate", url=URL)
     missing = {f"{lack.gate} {lack.state}" for lacks in release.missing.values() for lack in lacks}
     yield "publish", f"{release.release}, labelled: {', '.join(sorted(missing))}"
@@ -215,8 +219,11 @@ def _must_fail(reference: str, work: Callable[[], object]) -> str:
         if error.reference != reference:
             raise
         return f"fails as expected: {error.reference}: {error.what}"
-    what = f"A stage of the demo that must fail with {reference} did not fail."
-    raise CommandError("command-failed", what, todo="Please report this; a check does not work.")
+    raise CommandError(
+        "command-failed",
+        f"A stage of the demo that must fail with {reference} did not fail.",
+        todo="Please report this; a check does not work.",
+    )
 
 
 def _require(good: bool, what: str, details: object) -> None:

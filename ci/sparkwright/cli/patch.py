@@ -140,8 +140,9 @@ def only_fork(context: RunContext) -> str:
 
 def run_pick(arguments: argparse.Namespace) -> Document:
     """Pin a pull request, and write the ledger."""
-    alone = arguments.drop and (arguments.carry or arguments.exclude)
-    options.refuse((alone, "--drop goes alone."))
+    options.refuse(
+        (arguments.drop and (arguments.carry or arguments.exclude), "--drop goes alone.")
+    )
     context = options.checkout(arguments)
     fork, number = _pull(context, arguments.pull)
     record = pick.pin(

@@ -129,10 +129,10 @@ def copy(model: Path, host: str) -> str:
     with console.step(f"copy {folder} to {host}"):
         process.output(command, env=variables, timeout=COPYING)
     with console.step("compare all bytes"):
-        compare = [command[0], "-c", "-n", "-i", *command[1:]]
-        lines = process.output(compare, env=variables, timeout=COPYING).splitlines()
+        compare = ["rsync", "-c", "-n", "-i", *command[1:]]
+        text = process.output(compare, env=variables, timeout=COPYING)
     # Times of folders may differ.
-    if changed := [line for line in lines if not line.startswith(".d")]:
+    if changed := re.findall(r"^(?!\.d).+", text, re.MULTILINE):
         raise ServeError(
             "model-differs", f"The copy of {folder} on {host} differs.", details=changed[:5]
         )
