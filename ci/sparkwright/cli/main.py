@@ -13,9 +13,8 @@ from sparkwright import __version__
 from sparkwright.cli import options
 from sparkwright.client import COMMANDS as CLIENT_COMMANDS
 from sparkwright.core.arguments import redact
-from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, UsageError
-from sparkwright.core.program import execute
+from sparkwright.core.program import execute, run_parsed
 
 
 class CommandInfo(NamedTuple):
@@ -152,13 +151,7 @@ def run(words: Sequence[str]) -> int:
         part-missing: A package that the command needs is not installed.
     """
     try:
-        arguments = parse(words)
-        console.json = arguments.json
-        # A command returns its document, or an exit code.
-        outcome = arguments.run(arguments)
-        if isinstance(outcome, dict):
-            console.document(outcome)
-        return outcome if isinstance(outcome, int) else 0
+        return run_parsed(parse(words))
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "sparkwright"):

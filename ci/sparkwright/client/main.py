@@ -24,7 +24,7 @@ from sparkwright.core.console import console
 from sparkwright.core.errors import CommandError, FileError, UsageError
 from sparkwright.core.files import list_folder
 from sparkwright.core.process import cache_variables
-from sparkwright.core.program import execute
+from sparkwright.core.program import execute, run_parsed
 
 
 def nonempty(text: str) -> str:
@@ -319,12 +319,7 @@ def run(words: Sequence[str]) -> int:
             for name, summary in COMMANDS.items()
         }
     )
-    arguments = parser.parse_args(words)
-    console.json = arguments.json
-    outcome = arguments.run(arguments)
-    if isinstance(outcome, dict):
-        console.document(outcome)
-    return outcome if isinstance(outcome, int) else 0
+    return run_parsed(parser.parse_args(words))
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -5,6 +5,7 @@ Run a command line, and turn failures into messages, documents of ``--json`` and
 the network or an upstream is out of reach. 130: interrupted.
 """
 
+import argparse
 import contextlib
 import errno
 import os
@@ -46,6 +47,15 @@ def execute(run: Callable[[Sequence[str]], int], words: Sequence[str] | None = N
             return unwritable.exit_code
     except (OutputClosed, SparkwrightError):  # no stream is left for a message
         return 1
+
+
+def run_parsed(arguments: argparse.Namespace) -> int:
+    """Run the command that a parser found; it returns its document, or an exit code, or neither."""
+    console.json = arguments.json
+    outcome = arguments.run(arguments)
+    if isinstance(outcome, dict):
+        console.document(outcome)
+    return outcome if isinstance(outcome, int) else 0
 
 
 def _run_and_report(
