@@ -57,8 +57,7 @@ def quick_look(generator: LoadGenerator, cell: str, spec: LoadSpec, budget_s: fl
     with console.progress(cell, MAX_RUNS) as line:
         for run in range(MAX_RUNS):
             line.update(run, f"{requests} requests a run")
-            left = max(end - time.monotonic(), 1.0)
-            spec = replace(spec, seed=spec.seed + 1, timeout_s=left)
+            spec = replace(spec, seed=spec.seed + 1, timeout_s=max(end - time.monotonic(), 1.0))
             try:
                 result = generator.measure(spec)
             except LoadError as error:

@@ -138,8 +138,8 @@ def evidence_path(gains: Any, squares: Any = 0.0, freedom: Any = 0.0) -> Numbers
     share = EFFECT**2 / (1 + blocks * EFFECT**2)
     rest = np.maximum(scatter - share * total**2, _TINY)
     one_sided = 2 * stdtr(degrees, total * np.sqrt(share * degrees / rest))
-    ratio = degrees / 2 * np.log(np.maximum(scatter, _TINY) / rest)
-    evidence: Numbers = ratio - np.log1p(blocks * EFFECT**2) / 2
+    evidence: Numbers = degrees / 2 * np.log(np.maximum(scatter, _TINY) / rest)
+    evidence -= np.log1p(blocks * EFFECT**2) / 2
     evidence += np.log(np.maximum(one_sided, _TINY))
     return evidence
 

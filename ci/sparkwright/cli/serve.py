@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import msgspec
 
 from sparkwright.bench.server import peers, server_log
-from sparkwright.bench.server.server_log import StartPart
 from sparkwright.cli import options
 from sparkwright.client import ClientError
 from sparkwright.client.environment import default_prefix
@@ -433,7 +432,7 @@ def _explain_start(warm: Path | None) -> None:
     os._exit(0)
 
 
-def _show_parts(parts: Sequence[StartPart]) -> None:
+def _show_parts(parts: Sequence[server_log.StartPart]) -> None:
     rows = list[tuple[str, str, str]]()
     for part in parts:
         seconds = "" if part.seconds is None else f"{part.seconds:.1f}"

@@ -29,7 +29,6 @@ from sparkwright.core import process
 from sparkwright.core.console import one_line
 from sparkwright.core.errors import FileError
 from sparkwright.core.files import sha256_bytes
-from sparkwright.core.process import Limits
 from sparkwright.core.store import Store, read_lines
 from sparkwright.core.zips import zip_file
 from sparkwright.forks import package_index
@@ -262,10 +261,11 @@ class VllmBench(msgspec.Struct, frozen=True):
     def _run(self, folder: Path, spec: LoadSpec, deadline: float) -> _Detailed:
         """Run the program in *folder* and return its result; kill it at the *deadline*."""
         folder.mkdir()
-        command = [str(self.program), *arguments(spec, folder)]
-        limits = Limits(max(0.1, deadline - time.monotonic()), ADDRESS_SPACE, MAX_RESULT)
         ended = process.run_limited(
-            command, limits, folder / "output.log", env=process.clean_environment(**VARIABLES)
+            [str(self.program), *arguments(spec, folder)],
+            process.Limits(max(0.1, deadline - time.monotonic()), ADDRESS_SPACE, MAX_RESULT),
+            folder / "output.log",
+            env=process.clean_environment(**VARIABLES),
         )
         if ended.late:
             raise LoadError(

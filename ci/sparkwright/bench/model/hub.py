@@ -18,7 +18,6 @@ import msgspec
 from msgspec import Meta
 
 from sparkwright.bench.model import checkpoint
-from sparkwright.bench.model.checkpoint import HeaderFile, ModelError, ShardHeader, WeightIndex
 from sparkwright.core.console import console
 from sparkwright.core.errors import Advice, SparkwrightError
 from sparkwright.core.http import HttpFailure, Reply, request
@@ -76,7 +75,7 @@ class _Snapshot(msgspec.Struct, frozen=True):
 
     commit: str
     config: dict[str, Any]
-    index: WeightIndex
+    index: checkpoint.WeightIndex
     shards: tuple[str, ...]
 
 
@@ -115,7 +114,7 @@ class Hub:
         except (ValueError, RecursionError) as error:
             raise self._unusable("states a model in an unknown form", error) from error
 
-    def headers(self, store: Store, name: str, revision: str) -> HeaderFile:
+    def headers(self, store: Store, name: str, revision: str) -> checkpoint.HeaderFile:
         """
         Return the model *name* without its weights, and keep it in *store*; if the hub does not
         answer, the one that the store has.
@@ -138,7 +137,7 @@ class Hub:
                 snapshot = self._snapshot(name, listing)
                 store.put(folder, key, snapshot)
         folder = f"{folder}/{snapshot.commit}"
-        headers, size = dict[str, ShardHeader](), 0
+        headers, size = dict[str, checkpoint.ShardHeader](), 0
         fetch = partial(self._stored_shard, store, folder, f"{name}/resolve/{snapshot.commit}")
         with ThreadPoolExecutor(PARALLEL) as pool:
             try:
@@ -150,33 +149,35 @@ class Hub:
                         raise checkpoint.invalid(f"The headers of {name} have no end.")
             finally:
                 pool.shutdown(cancel_futures=True)
-        return HeaderFile(snapshot.config, snapshot.index, headers)
+        return checkpoint.HeaderFile(snapshot.config, snapshot.index, headers)
 
     def _snapshot(self, name: str, listing: Listing) -> _Snapshot:
         names = [sibling.rfilename for sibling in listing.siblings]
         files = [name for name in names if re.fullmatch(r"[\w.+-]{1,200}\.safetensors", name)]
-        folder, index = f"{name}/resolve/{listing.sha}", WeightIndex()
+        folder, index = f"{name}/resolve/{listing.sha}", checkpoint.WeightIndex()
         if _INDEX in names:
             reply = self._get(f"{folder}/{_INDEX}", limit=checkpoint.INDEX)
-            index = checkpoint.decode(_INDEX, reply.body, WeightIndex)
+            index = checkpoint.decode(_INDEX, reply.body, checkpoint.WeightIndex)
         shards = checkpoint.shards(name, index, sorted(files))
         if _CONFIG not in names and _PARAMETERS not in names:
-            raise ModelError("model-missing", f"{name} has no {_CONFIG}.")
+            raise checkpoint.ModelError("model-missing", f"{name} has no {_CONFIG}.")
         file = _CONFIG if _CONFIG in names else _PARAMETERS
         reply = self._get(f"{folder}/{file}", limit=checkpoint.CONFIG)
         config = checkpoint.decode(file, reply.body, dict[str, Any])
         config = config if file == _CONFIG else checkpoint.translated(config)
         return _Snapshot(listing.sha, config, index, tuple(shards))
 
-    def _stored_shard(self, store: Store, folder: str, address: str, shard: str) -> ShardHeader:
+    def _stored_shard(
+        self, store: Store, folder: str, address: str, shard: str
+    ) -> checkpoint.ShardHeader:
         """Return the header of *shard* that *store* has, or else fetch it and store it."""
-        header = store.get(folder, shard, ShardHeader)
+        header = store.get(folder, shard, checkpoint.ShardHeader)
         if header is None:
             header = self._shard(f"{address}/{quote(shard)}", shard)
             store.put(folder, shard, header)
         return header
 
-    def _shard(self, path: str, shard: str) -> ShardHeader:
+    def _shard(self, path: str, shard: str) -> checkpoint.ShardHeader:
         data, size = self._range(path, 0, FIRST)
         end = 8 + checkpoint.header_length(shard, size, data)
         if end > len(data):
@@ -184,7 +185,7 @@ class Hub:
             data += rest
             if again != size or len(data) < end:
                 raise self._unusable(f"sends another {shard} than a moment ago", path)
-        return ShardHeader(size, data[8:end])
+        return checkpoint.ShardHeader(size, data[8:end])
 
     def _range(self, path: str, first: int, end: int) -> tuple[bytes, int]:
         """Return the bytes from *first* to before *end* of a file, or to its end, and its size."""

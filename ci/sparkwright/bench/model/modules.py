@@ -222,8 +222,8 @@ def audit(checkpoint: Checkpoint, listed: Sequence[Module] = ()) -> ModuleAudit:
     packed = [row for row in rows if row.quantised and row.group not in APART]
     # vLLM 0.20 to 0.33 drafts with this family only if the config says so
     # (vllm/config/speculative.py), and quantizers drop the field.
-    stated = checkpoint.config.get("num_nextn_predict_layers")
-    drafts = "mtp" in longest and (checkpoint.config.get("model_type") != "nemotron_h" or stated)
+    family, stated = map(checkpoint.config.get, ("model_type", "num_nextn_predict_layers"))
+    drafts = "mtp" in longest and (family != "nemotron_h" or stated)
     return ModuleAudit(
         model=str(checkpoint.config.get("model_type", "unknown"))[:60],
         scheme=max(packed, key=lambda row: row.bytes).scheme if packed else "",

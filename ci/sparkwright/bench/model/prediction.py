@@ -23,7 +23,6 @@ from packaging.version import Version
 
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import Checkpoint
-from sparkwright.bench.model.modules import DRAFT_HEADS, ModuleAudit, ModuleRow
 from sparkwright.bench.recipes import preflight
 from sparkwright.core.memory import CacheShape
 
@@ -114,7 +113,7 @@ class StoredModel(msgspec.Struct, frozen=True):
         savings: Bytes that FP8 saves, by the names of the rows of the audit that it may have.
     """
 
-    audit: ModuleAudit
+    audit: modules.ModuleAudit
     config: dict[str, Any]
     savings: dict[str, int] = {}
 
@@ -130,7 +129,7 @@ class StoredModel(msgspec.Struct, frozen=True):
     def shape(self, serving: Serving) -> CacheShape:
         return CacheShape.from_config(self.config, serving.cache, drafts=int(serving.drafts > 0))
 
-    def row_read(self, row: ModuleRow, serving: Serving) -> float:
+    def row_read(self, row: modules.ModuleRow, serving: Serving) -> float:
         """Return the bytes of the modules *row* that a step reads."""
         if row.group == "vision":
             return 0.0
@@ -169,7 +168,7 @@ class StoredModel(msgspec.Struct, frozen=True):
         row = groups.get("lm_head") or groups.get("embeddings")
         if row is None:
             return 0.0
-        part = 1.0 if row.quantised else DRAFT_HEADS.get(serving.head, 1.0)
+        part = 1.0 if row.quantised else modules.DRAFT_HEADS.get(serving.head, 1.0)
         vocabulary = self.config.get("vocab_size")
         if serving.vocabulary and type(vocabulary) is int:
             part *= min(1.0, serving.vocabulary / max(1, vocabulary))
@@ -245,7 +244,7 @@ def levers(
     older = Version(vllm) < Version(FLAGS_SINCE)
     if serving.drafts:
         loads = f"no: since vLLM {FLAGS_SINCE}" if older else "yes: draft_lm_head_quantization"
-        for head in DRAFT_HEADS:
+        for head in modules.DRAFT_HEADS:
             add(f"draft head in {head.upper()}", model, replace(serving, head=head), loads)
         loads = "yes: draft_vocabulary" if VOCABULARY_PATCH in patches else "no: without our patch"
         reduced = replace(serving, vocabulary=VOCABULARY)

@@ -29,8 +29,6 @@ from numpy.typing import NDArray
 
 from sparkwright.bench.model import checkpoint, modules, quantise
 from sparkwright.bench.model.checkpoint import BITS, Checkpoint, Tensor, invalid
-from sparkwright.bench.model.modules import Module
-from sparkwright.bench.model.quantise import BLOCK
 from sparkwright.core import store
 from sparkwright.core.console import console, size
 from sparkwright.core.errors import Advice, SparkwrightError, StoreError
@@ -224,7 +222,9 @@ class Slimming:
         codes, own = ("", "_scale_2") if modelopt else ("_packed", "_global_scale")
         return {
             name + codes: Tensor("U8", (rows, columns // 2), count // 2),
-            f"{name}_scale": Tensor("F8_E4M3", (rows, columns // BLOCK), count // BLOCK),
+            f"{name}_scale": Tensor(
+                "F8_E4M3", (rows, columns // quantise.BLOCK), count // quantise.BLOCK
+            ),
             name + own: Tensor("F32", () if modelopt else (1,), 4),
         }
 
@@ -411,7 +411,7 @@ def _head(tensors: Mapping[str, Tensor]) -> tuple[bytes, dict[str, int]]:
 
 
 def _choose(
-    listed: Sequence[Module], config: Mapping[str, Any], patterns: Sequence[str]
+    listed: Sequence[modules.Module], config: Mapping[str, Any], patterns: Sequence[str]
 ) -> list[str]:
     """Return the names of the modules that *patterns* match; without any, of all that fit."""
     text = modules.text_config(config)
@@ -436,13 +436,13 @@ def _choose(
     return [*chosen]
 
 
-def _matches(module: Module, pattern: str) -> bool:
+def _matches(module: modules.Module, pattern: str) -> bool:
     """Return whether *pattern* names *module*; one that drafts needs its whole name or group."""
     own = pattern == module.group or fnmatch.fnmatchcase(module.name, pattern)
     return own or (module.group != "mtp" and fnmatch.fnmatchcase(module.name, f"*.{pattern}"))
 
 
-def unfit(module: Module, config: Mapping[str, Any]) -> str:
+def unfit(module: modules.Module, config: Mapping[str, Any]) -> str:
     """Return why *module* of a language model is not converted; empty if it can be."""
     for name, reason in _REASONS.items():
         if module.group == name or fnmatch.fnmatchcase(module.name, name):
@@ -455,8 +455,8 @@ def unfit(module: Module, config: Mapping[str, Any]) -> str:
     if weight is None or weight.dtype != "BF16" or not module.parts.keys() <= {"weight", "bias"}:
         return f"it is stored as {module.scheme}"
     rows, columns = weight.shape if len(weight.shape) == 2 else (1, 1)
-    if rows % BLOCK or columns % BLOCK or 2 * columns > CHUNK:
-        return f"its shape {weight.shape} is that of no matrix whose sides {BLOCK} divides"
+    if rows % quantise.BLOCK or columns % quantise.BLOCK or 2 * columns > CHUNK:
+        return f"its shape {weight.shape} is that of no matrix whose sides {quantise.BLOCK} divides"
     return ""
 
 
@@ -480,7 +480,10 @@ def _quantization(folder: Path, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compressed_tensors(
-    document: Mapping[str, Any], form: Format, names: Sequence[str], listed: Sequence[Module]
+    document: Mapping[str, Any],
+    form: Format,
+    names: Sequence[str],
+    listed: Sequence[modules.Module],
 ) -> dict[str, Any]:
     """
     Return quantization_config with a group for the layers *names*.
@@ -512,7 +515,10 @@ def _compressed_tensors(
 
 
 def _modelopt(
-    document: Mapping[str, Any], form: Format, names: Sequence[str], listed: Sequence[Module]
+    document: Mapping[str, Any],
+    form: Format,
+    names: Sequence[str],
+    listed: Sequence[modules.Module],
 ) -> dict[str, Any]:
     """
     Return quantization_config of ModelOpt's mixed precision, in which each quantised layer has its
@@ -523,7 +529,7 @@ def _modelopt(
     if not layers:
         entry = {
             "quant_algo": inner.get("quant_algo"),
-            "group_size": inner.get("group_size", BLOCK),
+            "group_size": inner.get("group_size", quantise.BLOCK),
         }
         for module in listed:
             if module.quantised:

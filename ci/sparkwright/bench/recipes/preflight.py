@@ -20,14 +20,12 @@ from packaging.version import Version
 
 from sparkwright.bench.model import modules
 from sparkwright.bench.model.checkpoint import read
-from sparkwright.bench.model.modules import ModuleAudit
 from sparkwright.bench.recipes.recipe import UNRESOLVED, Recipe, RecipeError
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason
 from sparkwright.bench.server import flags
 from sparkwright.core import config, memory, strict_yaml
 from sparkwright.core.memory import GIB, MachineMemory, ServerMemory
-from sparkwright.core.strict_yaml import Prose
 
 #: The flag that sets the bytes of the KV cache.
 CACHE = "--kv-cache-memory-bytes"
@@ -84,8 +82,8 @@ def check(
     machine = machine or MachineMemory.here(empty=not now)
     audit = None if recipe.model.repository == "any" else modules.audit(read(model))
     if errors := lines(findings(recipe, cells, machine, audit)):
-        server = recipe.memory(machine, audit)
-        errors += [remedy.text for remedy in memory.remedies(server, machine, flags=False)]
+        remedies = memory.remedies(recipe.memory(machine, audit), machine, flags=False)
+        errors += [remedy.text for remedy in remedies]
         raise RecipeError(
             "recipe-unfit", f"{recipe.name} cannot be served here as it is.", details=errors
         )
@@ -124,7 +122,7 @@ def findings(
     recipe: Recipe,
     cells: Sequence[WorkloadCell],
     machine: MachineMemory,
-    checkpoint: ModuleAudit | None = None,
+    checkpoint: modules.ModuleAudit | None = None,
 ) -> list[Reason]:
     """
     Return what is wrong with *recipe*, whatever release serves it.
@@ -136,8 +134,10 @@ def findings(
     """
     words = [f"--speculative-config={recipe.speculation}"] if recipe.speculation else []
     server = recipe.memory(machine, checkpoint)
-    results = rules(words, server, machine, recipe=recipe, checkpoint=checkpoint)
-    return [*results, *_cells(recipe, cells)]
+    return [
+        *rules(words, server, machine, recipe=recipe, checkpoint=checkpoint),
+        *_cells(recipe, cells),
+    ]
 
 
 def rules(
@@ -146,7 +146,7 @@ def rules(
     machine: MachineMemory,
     *,
     recipe: Recipe | None,
-    checkpoint: ModuleAudit | None,
+    checkpoint: modules.ModuleAudit | None,
     vllm: str = "",
 ) -> list[Reason]:
     """
@@ -179,7 +179,7 @@ def lines(reasons: Iterable[Reason]) -> list[str]:
     ]
 
 
-def _other_model(recipe: Recipe, checkpoint: ModuleAudit | None) -> Iterator[Reason]:
+def _other_model(recipe: Recipe, checkpoint: modules.ModuleAudit | None) -> Iterator[Reason]:
     """Yield how *checkpoint* differs from the model of *recipe*; nothing if it was not read."""
     if checkpoint is None or recipe.model.repository == "any":
         return
@@ -225,7 +225,7 @@ _Source = Annotated[
     str, Meta(pattern=r"^([\w.-]+/[\w.-]+#\d+|seed \d{3}|vllm [\d.]+ [\w/.]+:\d+)$")
 ]
 #: A model whose files were not read: it meets no condition.
-UNREAD = ModuleAudit("", "", 0, (0, 0), 0, drafts=True, weights=0.0, rows=())
+UNREAD = modules.ModuleAudit("", "", 0, (0, 0), 0, drafts=True, weights=0.0, rows=())
 
 
 class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -255,22 +255,20 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for pattern in (self.model, *self.settings.values()):
             re.compile(pattern)
 
-    def holds(self, flag_values: Mapping[str, str], vllm: str, audit: ModuleAudit) -> bool:
+    def holds(self, flag_values: Mapping[str, str], vllm: str, audit: modules.ModuleAudit) -> bool:
         """Return whether the settings *flag_values* meet it for the model of *audit* on *vllm*."""
-        if self.vllm:
-            release = Version(vllm).base_version if vllm else ""
-            if not release or release not in SpecifierSet(self.vllm):
-                return False
-        if self.model and not re.fullmatch(self.model, audit.model):
-            return False
-        if self.head_size not in (0, audit.head_size) or audit.experts[0] < self.experts:
-            return False
-        if self.drafts is not None and self.drafts != audit.drafts:
+        if self.vllm and not (vllm and Version(vllm).base_version in SpecifierSet(self.vllm)):
             return False
         for name, pattern in self.settings.items():
             if not re.fullmatch(pattern, flag_values.get(name, "")):
                 return False
-        return audit.scheme.startswith(self.scheme)
+        return (
+            (not self.model or re.fullmatch(self.model, audit.model) is not None)
+            and audit.scheme.startswith(self.scheme)
+            and audit.experts[0] >= self.experts
+            and self.head_size in (0, audit.head_size)
+            and self.drafts in (None, audit.drafts)
+        )
 
 
 class Trap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -287,9 +285,9 @@ class Trap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     id: Annotated[str, Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
-    happens: Prose
+    happens: strict_yaml.Prose
     when: Condition
-    remedy: Prose
+    remedy: strict_yaml.Prose
     sources: Annotated[tuple[_Source, ...], Meta(min_length=1)]
     seen: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
 
@@ -304,7 +302,7 @@ def load_traps() -> tuple[Trap, ...]:
     return strict_yaml.load(config.root() / "ci" / "traps.yaml", tuple[Trap, ...])
 
 
-def find_traps(words: Sequence[str], vllm: str, audit: ModuleAudit) -> Iterator[Reason]:
+def find_traps(words: Sequence[str], vllm: str, audit: modules.ModuleAudit) -> Iterator[Reason]:
     """
     Yield the traps that hold, each with its source and its remedy.
 

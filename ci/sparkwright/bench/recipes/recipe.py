@@ -22,7 +22,6 @@ from sparkwright.bench.recipes.workloads import Name, WorkloadCell
 from sparkwright.bench.records import Metric, Positive
 from sparkwright.bench.server import flags, peers, wheel_identity
 from sparkwright.bench.server.launch import LaunchPlan, shared_variables, vocabulary_file
-from sparkwright.bench.server.peers import Machines
 from sparkwright.bench.server.server_log import compile_patterns
 from sparkwright.core import memory, process, strict_yaml
 from sparkwright.core.errors import Advice, FileError, SparkwrightError, UsageError
@@ -486,7 +485,7 @@ def launch(
     server, machines = recipe.memory(machine, version=version), None
     own = (*recipe.flags(version), *server.flags(machine))
     if recipe.nodes > 1 and not peers.taken_over(words):
-        machines = Machines(recipe.nodes, variables.get("VLLM_HOST_IP", ""))
+        machines = peers.Machines(recipe.nodes, variables.get("VLLM_HOST_IP", ""))
         own = (*own, *machines.words())
         derived |= machines.variables()
     free = memory.FLOOR * process.memory_limit() if floor is None else floor * GIB

@@ -23,10 +23,9 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
-from sparkwright.core import http as bounded_http
 from sparkwright.core.console import one_line
 from sparkwright.core.errors import UsageError
-from sparkwright.core.http import LARGEST, HttpFailure
+from sparkwright.core.http import LARGEST, HttpFailure, exchange
 from sparkwright.core.words import JSON_CUT_OFF, NOT_A_NUMBER
 
 #: Why a reply does not count: stable reference → what it means and what to do.
@@ -468,7 +467,7 @@ class Client:
         """Return the body of a reply with status 200."""
         body = b"" if request is None else msgspec.json.encode(request)
         try:
-            with bounded_http.exchange(
+            with exchange(
                 method,
                 self.url + path,
                 headers={"Content-Type": "application/json"},

@@ -180,10 +180,11 @@ class LaunchPlan(msgspec.Struct, frozen=True):
 
     def command(self, port: int, host: str = "127.0.0.1") -> list[str]:
         """Return the command line, in which a draft vocabulary of a recipe is a file."""
-        program = [str(self.python), "-P", "-m", "vllm.entrypoints.cli.main", "serve"]
-        address = ["--served-model-name", self.name, "--host", host, "--port", str(port)]
         flags = [_VOCABULARY.sub(_vocabulary_path, flag) for flag in self.flags]
-        return [*program, str(self.model), *address, *flags]
+        return [
+            str(self.python), "-P", "-m", "vllm.entrypoints.cli.main", "serve", str(self.model),
+            "--served-model-name", self.name, "--host", host, "--port", str(port), *flags,
+        ]  # fmt: skip
 
 
 def _home(user: str) -> Path:

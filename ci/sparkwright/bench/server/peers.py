@@ -295,9 +295,12 @@ def meet(
         for peer in peers:
             peer.sendall(msgspec.json.encode(statements) + b"\n")
     except (OSError, msgspec.MsgspecError) as error:
-        what = f"{len(peers) + 1 if not own.rank else 1} of {nodes} machines are there."
-        where = f"waited at {own.address}" if not own.rank else f"asked {head}"
-        raise PeerError("peer-missing", what, details=[f"{where}, port {port}: {error}"]) from None
+        where = f"asked {head}" if own.rank else f"waited at {own.address}"
+        raise PeerError(
+            "peer-missing",
+            f"{1 if own.rank else len(peers) + 1} of {nodes} machines are there.",
+            details=[f"{where}, port {port}: {error}"],
+        ) from None
     return peers, statements
 
 

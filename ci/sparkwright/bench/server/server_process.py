@@ -66,8 +66,8 @@ class Server:
             self._links, _ = peers.gather(
                 plan.machines, plan.python, plan.model, plan.flags, environment
             )
-        command = wrap_with_limits(plan.command(port), path=environment.get("PATH"))
-        command = [*SUPERVISOR, str(plan.grace), *command]
+        limited = wrap_with_limits(plan.command(port), path=environment.get("PATH"))
+        command = [*SUPERVISOR, str(plan.grace), *limited]
         if plan.user:
             command = _as_user(plan.user, command, environment)
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -181,5 +181,7 @@ def _as_user(user: str, command: Sequence[str], environment: Mapping[str, str]) 
     if os.geteuid():
         return ["sudo", "-n", "-u", user, "--", *words]
     account = pwd.getpwnam(user)
-    ids = [f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups"]
-    return ["setpriv", *ids, "--bounding-set=-all", "--no-new-privs", "--", *words]
+    return [
+        "setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups",
+        "--bounding-set=-all", "--no-new-privs", "--", *words,
+    ]  # fmt: skip

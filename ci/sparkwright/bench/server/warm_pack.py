@@ -191,12 +191,13 @@ def collect(root: Path, archive: Path) -> tuple[int, int]:
     """
     size = tables = 0
     settings = zstandard.ZstdCompressionParameters.from_level(19, window_log=WINDOW)
-    compressor = zstandard.ZstdCompressor(compression_params=settings)
     with (
         translate_disk_full(archive),
         replacing(archive) as temporary,
         temporary.open("wb") as sink,
-        compressor.stream_writer(sink, closefd=False) as packed,
+        zstandard.ZstdCompressor(compression_params=settings).stream_writer(
+            sink, closefd=False
+        ) as packed,
         tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as tar,
     ):
         for path in pack_files(root):

@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from zipfile import ZipInfo
 
+import msgspec
 from packaging.utils import canonicalize_name
 
 from sparkwright.core import process
@@ -97,8 +97,7 @@ def mismatches(
         answer = process.ask_python(
             f"{python} cannot say what it imports.", words, seconds=PROBE_SECONDS, env=variables
         )
-    faults: dict[str, str] = json.loads(answer)
-    return faults
+    return msgspec.json.decode(answer, type=dict[str, str])
 
 
 def _compare(
