@@ -121,15 +121,15 @@ def run(
     """
     gpu = next(iter(host_info.gpus()), GpuInfo("", "", ""))
     major, minor, _ = parsed(f"sm_{gpu.capability.replace('.', '')}")
-    message = f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}"
+    message, reason = f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}", "gpu-foreign"
     if not gpu.name:
         fault = host_info.driver_fault()
         message, reason = fault or "nvidia-smi shows no GPU", DRIVER_FAILING if fault else "no-gpu"
-        return tuple(not_run(entry.name, message, reason) for entry in CHECKS)
-    if not loads(target, (major, minor)):
+    elif loads(target, (major, minor)):
+        return (passed("gpu", message), *_checks(policy, scratch, (major, minor), wheel, python))
+    else:
         message = f"the wheel is for {target}; the GPU is {message}"
-        return tuple(not_run(entry.name, message, "gpu-foreign") for entry in CHECKS)
-    return (passed("gpu", message), *_checks(policy, scratch, (major, minor), wheel, python))
+    return tuple(not_run(entry.name, message, reason) for entry in CHECKS)
 
 
 def _checks(
@@ -231,7 +231,7 @@ def operator_check(
         _job(shape, case, policy.repeats, scratch / f"{number}.memory")
         for number, (shape, case) in enumerate(cases.items())
     ]
-    document = {"libraries": [str(path) for path in libraries], "jobs": jobs}
+    document = {"libraries": list(map(str, libraries)), "jobs": jobs}
     (scratch / "jobs.json").write_bytes(msgspec.json.encode(document))
     ended, records = run_script(
         [str(python), str(SCRIPT), str(scratch / "jobs.json")], policy.seconds, scratch / "log"

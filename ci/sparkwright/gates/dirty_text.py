@@ -10,6 +10,7 @@ correction. Each question is compared with itself, as a model may answer one of 
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 import unicodedata
@@ -129,7 +130,7 @@ class DirtyText:
         refused: Why the server takes no chats; empty if it does.
         cells: The combinations of the switches that the server has.
         rounds: The rounds of questions that were asked.
-        judged: The cell of each answer, its question, and what is dirty in it.
+        judged: The answers in each cell.
 
     Raises:
         ServerInvalid: The server does not answer as it should.
@@ -142,7 +143,7 @@ class DirtyText:
         self.concurrency = recipe.plan.max_num_seqs if recipe else self.rules.concurrency
         self._items = [(text, False) for text in self.rules.chats]
         self._allowed: list[set[str]] = []
-        self.rounds, self.judged = range(1), list[tuple[Cell, JudgedAnswer]]()
+        self.rounds, self.judged = range(1), dict[Cell, list[JudgedAnswer]]()
         try:
             self.ask(client, "", 0)
         except ServerInvalid as error:
@@ -212,15 +213,16 @@ class DirtyText:
         self._allow(answers)
         theirs = [*map(self._judge_answer, answers)]
         self.judged = self._ask(client, self.rounds)
-        if self.any_dirty:
+        if self.dirty:
             # A server with drafts is asked for as many rounds again without them.
             rounds = self.rules.rounds * (2 if client.metrics().get(DRAFTS) else 1)
             if began + rounds * (time.monotonic() - began) > deadline:
                 yield not_settled("dirty-text")
                 return
             self.rounds = range(self.rules.rounds)
-            self.judged += self._ask(client, self.rounds[1:])
-        answered = [answer for _, answer in self.judged]
+            for cell, further in self._ask(client, self.rounds[1:]).items():
+                self.judged[cell] += further
+        answered = list(itertools.chain.from_iterable(self.judged.values()))
         faults = [fault for _, fault in answered]
         bounded, most, besides = faults, self.rules.most * len(faults), ""
         alone = f"{NO_CALL}:"
@@ -258,9 +260,9 @@ class DirtyText:
             yield compare_shares(self.rules, "dirty-text-stock", answered, theirs)
 
     @property
-    def any_dirty(self) -> bool:
+    def dirty(self) -> bool:
         """Whether any answer is dirty."""
-        return any(fault for _, (_, fault) in self.judged)
+        return any(fault for _, fault in itertools.chain.from_iterable(self.judged.values()))
 
     def drafts_check(self, plain: Client | None = None) -> Check:
         """
@@ -268,13 +270,17 @@ class DirtyText:
 
         Clean answers need none.
         """
-        treated = [answer for _, answer in self.judged]
-        control = [answer for _, answer in self._ask(plain, self.rounds)] if plain else []
+        treated = list(itertools.chain.from_iterable(self.judged.values()))
+        without = self._ask(plain, self.rounds) if plain else {}
+        control = list(itertools.chain.from_iterable(without.values()))
         return compare_shares(self.rules, "dirty-text-drafts", treated, control)
 
-    def _ask(self, client: Client, rounds: range) -> list[tuple[Cell, JudgedAnswer]]:
-        """Return the cell of each answer of *client* in *rounds*, and what is dirty in it."""
-        return [(cell, self._judge_answer(answer)) for cell, answer in self.answers(client, rounds)]
+    def _ask(self, client: Client, rounds: range) -> dict[Cell, list[JudgedAnswer]]:
+        """Return the answers of *client* in *rounds*, by cell."""
+        judged: dict[Cell, list[JudgedAnswer]] = {}
+        for cell, answer in self.answers(client, rounds):
+            judged.setdefault(cell, []).append(self._judge_answer(answer))
+        return judged
 
     def _allow(self, stock: Sequence[SampledAnswer]) -> None:
         """
@@ -310,8 +316,8 @@ class DirtyText:
     def _compare_switch(self, name: str, switch: int) -> Check:
         """Return the check *name*: the cells with *switch*, of `Cell`, are not the dirtier ones."""
         sides: dict[bool, list[JudgedAnswer]] = {True: [], False: []}
-        for cell, answer in self.judged:
-            sides[cell[switch]].append(answer)
+        for cell, answers in self.judged.items():
+            sides[cell[switch]] += answers
         return compare_shares(self.rules, name, sides[True], sides[False])
 
 

@@ -318,11 +318,14 @@ def _chats(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check
                 required=recipe is None,
             )
             continue
-        chats = {case: chat for case, chat in policy.chats.items() if chat.ability == ability}
-        faults = {case: _chat_fault(server.client, chat) for case, chat in chats.items()}
-        samples = [Sample(case, "", fault) for case, fault in faults.items() if fault]
+        count, samples = 0, list[Sample]()
+        for case, chat in policy.chats.items():
+            if chat.ability == ability:
+                count += 1
+                if fault := _chat_fault(server.client, chat):
+                    samples.append(Sample(case, "", fault))
         stock_wrong = server.stock_wrong.get(name, ())
-        yield text_checks.right(name, f"{name}-wrong", samples, len(chats), len(chats), stock_wrong)
+        yield text_checks.right(name, f"{name}-wrong", samples, count, count, stock_wrong)
 
 
 def _chat_fault(client: Client, chat: Chat) -> str:
@@ -404,7 +407,7 @@ def _drafts(server: QuestionedServer, rates: DirtyText) -> Check:
         if server.recipe and server.recipe.speculation:
             return failed(name, message, "speculation-absent")
         return not_run(name, message, "no-speculation", required=False)
-    if not rates.any_dirty:
+    if not rates.dirty:
         return rates.drafts_check()
     if len(rates.rounds) < rates.rules.rounds:
         return dirty_text.not_settled(name)

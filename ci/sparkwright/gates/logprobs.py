@@ -530,9 +530,10 @@ def _compared(
     """
     distances, beyond = _distances(policy, stock, measured), ""
     if precise is not None:
-        own, theirs = (np.abs(_distances(policy, precise, each)) for each in (measured, stock))
+        own = np.abs(_distances(policy, precise, measured))
+        theirs = np.abs(_distances(policy, precise, stock))
         distances, beyond = own - theirs, ", beyond the stock wheel's from the precise reference"
-        floors = {name: np.zeros(1) for name in COMPARED}
+        floors = dict.fromkeys(COMPARED, np.zeros(1))
     kl, other, shift = distances.T
     yield _kl_check(policy, "divergence", kl, floors["divergence"], beyond)
     limit = policy.other_best_rise + float(floors["best-token"].mean())
@@ -772,12 +773,13 @@ def _kl_check(
         mean_max, text_max = policy.kl_max, policy.text_max
         reason, text_reason = "distribution-differs", "text-differs"
     limit = max(text_max, policy.kl_floors * float(floor.max()))
-    if bad := [int(index) for index in np.argsort(-kl) if not kl[index] <= limit]:
-        samples = [
-            Sample(f"text {index}", f"at most {limit:.4g} nat", f"{kl[index]:.4g} nat")
-            for index in bad
-        ]
-        message = f"{len(bad)} of {len(kl)} texts differ by more than {limit:.4g} nat{beyond}."
+    samples = list[Sample]()
+    for index in np.argsort(-kl):
+        if not kl[index] <= limit:
+            text = f"{kl[index]:.4g} nat"
+            samples.append(Sample(f"text {index}", f"at most {limit:.4g} nat", text))
+    if samples:
+        message = f"{len(samples)} of {len(kl)} texts differ by more than {limit:.4g} nat{beyond}."
         return failed(name, message, text_reason, samples=samples)
     limit = max(mean_max, policy.kl_floors * float(floor.mean()))
     if beyond:

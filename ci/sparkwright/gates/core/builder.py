@@ -67,7 +67,6 @@ from sparkwright.gates.core.verdict import (
     Sample,
     failed,
     invalid,
-    not_run,
     passed,
 )
 from sparkwright.gates.throughput import Experiment
@@ -234,13 +233,13 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         if lacking:
             words = ["a WHEEL" if each == "wheel" else f"--{each}" for each in lacking]
             message = f"to run it, name {' and '.join(words)}"
-            return not_run(STOPPED[0].name, message, "not-asked")
+            return ladder.stopped(message, "not-asked")
         if name == "G6" and self._recipe and options.task not in self._recipe.floors:
             message = f"{options.recipe} has no floor of {options.task}"
-            return not_run(STOPPED[0].name, message, "floor-missing")
+            return ladder.stopped(message, "floor-missing")
         file = needs.recorded.replace(TASK, options.task)
         if needs.required and options.against and not self._reference(file):
-            return not_run(STOPPED[0].name, f"the reference has no {file}", "step-failed")
+            return ladder.stopped(f"the reference has no {file}", "step-failed")
         return None
 
     def _reference(self, file: str) -> Path | None:
@@ -388,18 +387,22 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         console.warn(f"The server's log: {server.log}")
         return invalid(STOPPED[0].name, f"the server does not run: {server.failure}", server.reason)
 
+    def _fault(self) -> Check | None:
+        """Return why answers of the server are none of the wheel; None if they are."""
+        return self._ended() if self._served.state == "pass" else self._served
+
     @cached_property
     def _served(self) -> Check:
         """Whether the server of the run serves the wheel that its verdicts are about."""
-        assert self._options.wheel
-        assert self._options.python
         return self._same_wheel("wheel-served", self._options.wheel, self._options.python)
 
-    def _same_wheel(self, name: str, wheel: Path, python: Path) -> Check:
+    def _same_wheel(self, name: str, wheel: Path | None, python: Path | None) -> Check:
         """
         Return the check *name*: the environment of *python* holds exactly the files of *wheel*,
         and imports them.
         """
+        assert wheel
+        assert python
         plan = launch_plan(self._options, self._recipe, python, (), gated=True)
         if mismatches := wheel_identity.mismatches(python, wheel, plan.environment()):
             samples = [Sample(file, "the wheel's bytes", how) for file, how in mismatches.items()]
@@ -452,10 +455,6 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def _throughput(self) -> GateResult:
         """Return the result of G8."""
         options, root = self._options, self._context.project.root
-        assert options.wheel
-        assert options.python
-        assert options.baseline
-        assert options.baseline_python
         # Two servers and their load need the machine alone.
         self.server.end()
         result = self._experiment.result(self.left_s)
@@ -498,10 +497,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 "precision: the same model in BF16, or served by an independent path, with "
                 f"gate WHEEL --serve MODEL --python PYTHON --only G5 --record {precise}"
             )
-        fault = None
-        if files:
-            fault = self._served if self._served.state != "pass" else self._ended()
-        if fault:
+        if files and (fault := self._fault()):
             raise GateError(
                 "measurement-invalid",
                 "The reference would name a wheel that did not answer.",

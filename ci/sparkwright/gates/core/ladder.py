@@ -99,6 +99,12 @@ REASONS: Mapping[str, str] = {
 #: The check by which the ladder reports, for any gate, that an option or an earlier gate stops it.
 STOPPED = declare("ladder", role="reports")
 
+
+def stopped(message: str, reason: str) -> Check:
+    """Return the check `STOPPED`: why a gate did not begin, or did not end."""
+    return not_run("ladder", message, reason)
+
+
 #: The check that binds what a server answers to the wheel that the verdict is about.
 WHEEL_SERVED = declare("wheel-served")
 
@@ -375,16 +381,12 @@ def step_failed(error: Exception) -> Check:
         if not full:
             program.write_log(sys.argv[1:])
         # A verdict holds no path.
-        return not_run(
-            STOPPED[0].name,
-            f"it ended with {type(error).__name__}",
-            DISK_FULL if full else FAULT,
-        )
+        return stopped(f"it ended with {type(error).__name__}", DISK_FULL if full else FAULT)
     texts = (f"{error.reference}: {error.what}", *error.details[:3], error.todo)
     reason = DISK_FULL if error.reference == DISK_FULL else STEP_FAILED
     # 5: the network, or an upstream.
     reason = UNREACHABLE if error.exit_code == 5 else reason
-    return not_run(STOPPED[0].name, one_line(" ".join(texts), LONGEST), reason)
+    return stopped(one_line(" ".join(texts), LONGEST), reason)
 
 
 def climb(
@@ -407,14 +409,13 @@ def climb(
         file: Gets the verdicts so far after each gate, so that hours of measuring survive a crash
             of the next gate.
     """
-    ladder = Ladder(stack, wheel, ())
+    ladder, failed = Ladder(stack, wheel, ()), None
     for gate in gates:
         interruption: KeyboardInterrupt | None = None
-        stopped = next((v for v in ladder.verdicts if v.state in ("fail", "invalid")), None)
         began, clock = time.time(), time.monotonic()
-        if stopped and not keep_going:
-            message = f"{stopped.gate} is {stopped.state}, and the ladder stops there"
-            result = GateResult((not_run("ladder", message, "earlier-failed"),))
+        if failed and not keep_going:
+            message = f"{failed.gate} is {failed.state}, and the ladder stops there"
+            result = GateResult((stopped(message, "earlier-failed"),))
         elif gate.blocked:
             result = GateResult((gate.blocked,))
         else:
@@ -427,8 +428,7 @@ def climb(
                 result = GateResult((step_failed(error),))
             except KeyboardInterrupt as error:
                 interruption = error
-                message = "it was ended from outside"
-                result = GateResult((not_run(STOPPED[0].name, message, INTERRUPTED),))
+                result = GateResult((stopped("it was ended from outside", INTERRUPTED),))
         verdict = Verdict(
             gate.name,
             GATES[gate.name],
@@ -444,6 +444,8 @@ def climb(
             model=gate.model,
         )
         console.note(f"{gate.name}: {verdict.state} after {duration(verdict.seconds)}")
+        if verdict.state in ("fail", "invalid"):
+            failed = failed or verdict
         device_code = result.device_code or ladder.device_code
         ladder = Ladder(stack, wheel, (*ladder.verdicts, verdict), device_code)
         if file:

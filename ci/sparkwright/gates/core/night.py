@@ -66,7 +66,7 @@ from sparkwright.gates.core.server_under_test import (
     Pace,
     launch_plan,
 )
-from sparkwright.gates.core.verdict import ORDER, Check, Ladder, Verdict, not_run, worst
+from sparkwright.gates.core.verdict import ORDER, Check, Ladder, Verdict, worst
 
 #: The steps that are no gates, and what they do.
 ENVIRONMENTS, REFERENCE = "environments", "reference"
@@ -502,7 +502,7 @@ class Night:
         for step in self._steps.values():
             if step.name in GATES and step.state in ("fail", "invalid") and not self._keep_going:
                 message = f"{step.name} is {step.state}, and the ladder stops there"
-                return not_run(STOPPED[0].name, message, "earlier-failed")
+                return ladder.stopped(message, "earlier-failed")
         needs = GATE_NEEDS.get(name, GateNeeds())
         file = needs.recorded.replace(TASK, self._options.task)
         if self._unrecorded and needs.required and not (self.reference / file).exists():
@@ -515,7 +515,7 @@ class Night:
         if seconds <= left:
             return None
         message = f"{name} takes about {duration(seconds)}, and {duration(left)} are left"
-        return not_run(STOPPED[0].name, message, "budget-spent")
+        return ladder.stopped(message, "budget-spent")
 
     def _record(self, options: GateOptions) -> None:
         """Complete the reference from the stock wheel, and print the plan again by its pace."""
