@@ -6,8 +6,6 @@ side answers correctly and the other one wrongly. The check passes if the true d
 minus the margin, fails if it is below, and is inconclusive if the questions do not decide.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil, sqrt

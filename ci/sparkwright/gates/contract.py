@@ -10,8 +10,6 @@ What the server states of itself (log, ``/v1/models``, ``/metrics``) is part of 
 to agree.
 """
 
-from __future__ import annotations
-
 import bisect
 import gzip
 import json

@@ -6,8 +6,6 @@ here. The architecture comes from the wheel's audit. Checks that need FP4 instru
 other GPUs, and are required of wheels for GPUs that have them.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import sys

@@ -8,8 +8,6 @@ of its own, and the shares of dirty ones are compared by an exact test, one-side
 correction. Each question is compared with itself, as a model may answer one of them badly always.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import time

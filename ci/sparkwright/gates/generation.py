@@ -6,8 +6,6 @@ recipe declares, a long generation is compared with its own recomputation, and d
 counted with and without each switch; for drafts, a second launch may be needed.
 """
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -26,8 +26,6 @@ itself. It is recorded once, as two servers rarely fit on one GPU. The file name
 flags and the model, and is read as untrusted.
 """
 
-from __future__ import annotations
-
 import itertools
 import uuid
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ Inline PTX is evaluated as the PTX ISA describes it; what G1 shows is the code a
 operand order, the order of nibbles and bytes, and the scales.
 """
 
-from __future__ import annotations
-
 import ast
 import concurrent.futures
 import itertools
@@ -343,13 +341,17 @@ class NumericsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits
     units: tuple[Unit, ...] = ()
 
+    @property
+    def forks(self) -> list[str]:
+        """The forks of the units, without the toolkit, by name."""
+        return sorted({unit.fork for unit in self.units} - {""})
+
 
 def missing_trees(context: RunContext, policy: NumericsPolicy) -> list[str]:
     """Return the policy's forks whose patched source tree the store does not hold."""
-    forks = sorted({unit.fork for unit in policy.units} - {""})
     return [
         fork
-        for fork in forks
+        for fork in policy.forks
         if context.store.get("source-tree", context.source_inputs(fork), str) is None
     ]
 
@@ -357,7 +359,7 @@ def missing_trees(context: RunContext, policy: NumericsPolicy) -> list[str]:
 def source_trees(context: RunContext, policy: NumericsPolicy) -> dict[str, Path]:
     """Return the patched source trees of the policy's forks that the store holds."""
     trees = dict[str, Path]()
-    for fork in sorted({unit.fork for unit in policy.units} - {""}):
+    for fork in policy.forks:
         tree = context.store.get("source-tree", context.source_inputs(fork), str)
         if tree is not None:
             # A folder of its own, since a build may write to the one that it compiles.

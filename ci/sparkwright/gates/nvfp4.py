@@ -13,8 +13,6 @@ The block scales of a matrix lie in tiles of 128 rows × 4 columns (cuBLAS docum
 scaling factors layout").
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -11,8 +11,6 @@ the same quantised inputs.
 - Codes (FP4, FP8, indices) are equal, or beside a tie one of both neighbours.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple

@@ -7,8 +7,6 @@ watched. Each interval prints a line, so the last minutes before a machine dies 
 interrupted soak has no verdict: the next one begins anew, as a new server is another one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import random

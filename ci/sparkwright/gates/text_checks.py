@@ -5,13 +5,11 @@ The natural texts of tests/unit/natural_texts.json (prose in ten languages, code
 numbers) have none of the faults.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from statistics import median
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import msgspec
 from msgspec import Meta
@@ -169,7 +167,7 @@ class GenerationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deep: Deep
     dirty_text: DirtyTextPolicy
 
-    def sized(self, profile: str) -> GenerationPolicy:
+    def sized(self, profile: str) -> Self:
         """Return the policy with the sizes of the *profile*."""
         sizes = {str(name): count for name, count in self.profiles[profile].sizes.items()}
         return replace(self, dirty_text=replace(self.dirty_text, **sizes))

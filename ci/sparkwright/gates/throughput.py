@@ -5,8 +5,6 @@ The verdict is that of the deciding series together; each series, the measuremen
 contract and the flags are rows of their own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -4,8 +4,6 @@ G0: the audit of a wheel as checks, one for each group of rules.
 An audit by the rules for any wheel, without the stack's own policy, is not a pass of the gate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from sparkwright.audit.report import RULES, AuditReport

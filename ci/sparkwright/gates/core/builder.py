@@ -1,7 +1,5 @@
 """The gates of one run, built from the command line; a gate that lacks an option does not run."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import stat

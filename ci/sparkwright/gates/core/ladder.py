@@ -9,8 +9,6 @@ Beside a wheel, ``NAME.verdicts.json`` holds the newest verdict of each gate and
 gates that were killed count, and only grows. Its lines travel in the verdict document, too.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import sys

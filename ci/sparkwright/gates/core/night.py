@@ -8,12 +8,9 @@ command continues behind it, as long as its verdict is the one beside the wheel.
 the stock wheel alone, so the next wheel of ours takes it, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -214,11 +211,11 @@ def _missing(steps: Sequence[NightStep], requested: Sequence[str]) -> Iterator[s
         if step.name not in GATES and step.state == "fail":
             yield f"{step.name} could not be made ({step.message})"
     causes: dict[str, list[str]] = {}
-    verdicts = [step.verdict for step in steps if step.verdict]
-    for verdict in sorted(verdicts, key=lambda verdict: ORDER.index(verdict.state)):
-        if verdict.state != "pass":
-            cause = f"{verdict.state} ({'; '.join(unmet(verdict)[:NAMED])})"
-            causes.setdefault(cause, []).append(verdict.gate)
+    for state in ORDER[:-1]:
+        for step in steps:
+            if step.verdict and step.verdict.state == state:
+                cause = f"{state} ({'; '.join(unmet(step.verdict)[:NAMED])})"
+                causes.setdefault(cause, []).append(step.name)
     finished = {step.name for step in steps}
     for name in GATES:
         if name not in finished:
@@ -416,24 +413,22 @@ class Night:
 
     def _gate_seconds(self, name: str) -> float:
         """Return the estimated seconds of the gate *name*; G8 counts both servers."""
-        paces = [self._pace]
+        paces, seconds = [self._pace], 0.0
         if name == "G8" and self._measured_pace:
             paces.append(self._measured_pace)
-        root, decides, resident = self._context.project.root, self._recipe.decides, self._resident
-        return statistics.fmean(
-            gate_seconds(
-                root,
+        for pace in paces:
+            seconds += gate_seconds(
+                self._context.project.root,
                 self._policies,
                 pace,
-                decides,
+                self._recipe.decides,
                 self._recipe.plan.max_num_seqs,
                 name,
-                resident=resident,
+                resident=self._resident,
                 profile=self._options.profile,
                 workload=self._options.workload,
             )
-            for pace in paces
-        )
+        return seconds / len(paces)
 
     @property
     def _first_unfinished(self) -> str:
@@ -589,12 +584,12 @@ class Night:
 
     def _save(self, *, ended: bool = False) -> None:
         """Store the gates that are not repeated; of a night that *ended*, only the passes."""
-        lasting_steps = {
-            name: step
-            for name, step in self._steps.items()
-            if step.verdict and step.verdict.measured and not ladder.is_transient(step.verdict)
-            if step.state == "pass" or not ended
-        }
+        lasting_steps = dict[str, NightStep]()
+        for name, step in self._steps.items():
+            verdict = step.verdict
+            lasts = verdict and verdict.measured and not ladder.is_transient(verdict)
+            if lasts and (step.state == "pass" or not ended):
+                lasting_steps[name] = step
         self._context.store.write(self._folder / FINISHED, msgspec.json.encode(lasting_steps))
 
     # The warm pack.

@@ -4,8 +4,6 @@ The policies of all gates, loaded together and validated against the checks that
 A policy can only name checks that some gate emits, so that neither can drift from the other.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ One launch serves one gate after the other. G4 starts it again behind its
 answers without drafts, and G8 starts servers of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

@@ -6,8 +6,6 @@ that was served. Its state is never better than its worst required check, and a 
 run is never a pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import ClassVar, Literal

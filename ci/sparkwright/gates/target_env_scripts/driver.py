@@ -6,8 +6,6 @@ Loads cubins with the CUDA driver in a process of its own, with the standard lib
 A line for each is a JSON object with its ``error``, empty if it loads.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

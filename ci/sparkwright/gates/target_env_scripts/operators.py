@@ -15,8 +15,6 @@ cannot be loaded; ``{"absent": …}`` if there is no such operator, or it has ot
 ``{"error": …}`` after an error, because a CUDA error stays with the process.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys
