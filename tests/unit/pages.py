@@ -181,7 +181,7 @@ a name stands for a part that a policy, a recipe or the wheel gives. What the ga
 verdicts, which `sparkwright gate --json` prints: [verdict.schema.json](verdict.schema.json). Errors of commands: [errors.md](errors.md).
 """
 
-ROLES = {"decides": "", "informs": " (informs only)", "reports": " (never passes)"}
+ROLES = {"decides": "", "reports": " (never passes)"}
 
 
 def reasons(gate: str) -> dict[str, str]:

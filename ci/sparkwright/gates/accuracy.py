@@ -162,12 +162,12 @@ def ask(
         answers = read_answers(
             task, _run(python, task, source, server.url, model_name, Path(folder))
         )
-    correct = "".join("1" if answer.exact_match == 1 else "0" for answer in answers)
-    keys = tuple(
-        sha256_bytes(f"{answer.doc_id} {answer.doc_hash} {answer.prompt_hash}".encode())[:16]
-        for answer in answers
-    )
-    return TaskResult(identity, name, settings_digest(context, task), keys, correct)
+    correct, keys = "", list[str]()
+    for answer in answers:
+        correct += "1" if answer.exact_match == 1 else "0"
+        key = f"{answer.doc_id} {answer.doc_hash} {answer.prompt_hash}"
+        keys.append(sha256_bytes(key.encode())[:16])
+    return TaskResult(identity, name, settings_digest(context, task), tuple(keys), correct)
 
 
 def settings_digest(context: RunContext, task: TaskPolicy) -> str:

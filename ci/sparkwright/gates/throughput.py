@@ -201,7 +201,7 @@ class Experiment:
                 options.original and model_digest(options.original),
                 host,
                 generator.name,
-                sorted({sha256_file(path) for path in texts.values()}),
+                sorted(set(map(sha256_file, texts.values()))),
             )
             runner = Runner(spec, self._servers, journal)
             preheat = self._policies.machine.preheat if options.preheat is None else options.preheat

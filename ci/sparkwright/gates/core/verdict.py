@@ -17,9 +17,9 @@ from sparkwright.audit.report import AuditedWheel
 from sparkwright.core.errors import Advice, SparkwrightError
 from sparkwright.core.states import State
 
-#: What a check does for its gate: it decides, it only informs, or it only reports why nothing was
-#: measured (such a check never passes).
-Role = Literal["decides", "informs", "reports"]
+#: What a check does for its gate: it decides, or it only reports why nothing was measured (such a
+#: check never passes).
+Role = Literal["decides", "reports"]
 
 #: From worst to best. A failure that was seen outweighs a measurement that does not count, and
 #: that one outweighs what was not measured at all.
