@@ -38,17 +38,16 @@ def check_backports(ledger: Ledger, stack: str, patches: Sequence[Patch]) -> Non
     carried, faults = {record.number: record for record in ledger.carried(stack)}, list[str]()
     missing = carried.keys() - {patch.pick for patch in patches}
     for entry in patches:
-        match = _TRAILER.search(entry.text)
-        number, sha256 = (int(match[1]), match[2]) if match else (0, "")
-        record = carried.get(number)
-        missing -= {number}
-        if number and not record:
-            faults.append(f"{entry.name}: the stack does not carry #{number}")
-        elif record and record.sha256 != sha256:
-            faults.append(
-                f"{entry.name}: it was made from the diff {sha256[:16]}…, pinned is "
-                f"{record.sha256[:16]}…"
-            )
+        for number, sha256 in _TRAILER.findall(entry.text):
+            record = carried.get(int(number))
+            missing -= {int(number)}
+            if record is None:
+                faults.append(f"{entry.name}: the stack does not carry #{number}")
+            elif record.sha256 != sha256:
+                faults.append(
+                    f"{entry.name}: it was made from the diff {sha256[:16]}…, pinned is "
+                    f"{record.sha256[:16]}…"
+                )
     faults += map("all of #{} is left out, without a backport".format, sorted(missing))
     if faults:
         raise PatchError(

@@ -76,8 +76,9 @@ class Mirror:
         )
         # A login page counts as a repository without refs.
         if not (out := self._offered("HEAD", *wanted)) and not self._offered():
-            details = ["no branch and no tag is offered: is this a git repository?"]
-            raise self._unreachable("does not answer", details)
+            raise self._unreachable(
+                "does not answer", ["no branch and no tag is offered: is this a git repository?"]
+            )
         commits = dict(line.split("\t")[::-1] for line in out.splitlines())
         return next(filter(None, map(commits.get, wanted)), None)
 
