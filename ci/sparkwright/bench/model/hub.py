@@ -138,7 +138,7 @@ class Hub:
                 store.put(folder, key, snapshot)
         folder = f"{folder}/{snapshot.commit}"
         headers, size = dict[str, checkpoint.ShardHeader](), 0
-        fetch = partial(self._stored_shard, store, folder, f"{name}/resolve/{snapshot.commit}")
+        fetch = partial(self._shard, store, folder, f"{name}/resolve/{snapshot.commit}")
         with ThreadPoolExecutor(PARALLEL) as pool:
             try:
                 for shard, header in zip(
@@ -167,17 +167,11 @@ class Hub:
         config = config if file == _CONFIG else checkpoint.translated(config)
         return _Snapshot(listing.sha, config, index, tuple(shards))
 
-    def _stored_shard(
-        self, store: Store, folder: str, address: str, shard: str
-    ) -> checkpoint.ShardHeader:
+    def _shard(self, store: Store, folder: str, address: str, shard: str) -> checkpoint.ShardHeader:
         """Return the header of *shard* that *store* has, or else fetch it and store it."""
-        header = store.get(folder, shard, checkpoint.ShardHeader)
-        if header is None:
-            header = self._shard(f"{address}/{quote(shard)}", shard)
-            store.put(folder, shard, header)
-        return header
-
-    def _shard(self, path: str, shard: str) -> checkpoint.ShardHeader:
+        if stored := store.get(folder, shard, checkpoint.ShardHeader):
+            return stored
+        path = f"{address}/{quote(shard)}"
         data, size = self._range(path, 0, FIRST)
         end = 8 + checkpoint.header_length(shard, size, data)
         if end > len(data):
@@ -185,7 +179,9 @@ class Hub:
             data += rest
             if again != size or len(data) < end:
                 raise self._unusable(f"sends another {shard} than a moment ago", path)
-        return checkpoint.ShardHeader(size, data[8:end])
+        header = checkpoint.ShardHeader(size, data[8:end])
+        store.put(folder, shard, header)
+        return header
 
     def _range(self, path: str, first: int, end: int) -> tuple[bytes, int]:
         """Return the bytes from *first* to before *end* of a file, or to its end, and its size."""
