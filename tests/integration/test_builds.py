@@ -28,8 +28,7 @@ from sparkwright.builder import ninja, toolchain
 from sparkwright.builder.wheel import archive, elf
 from sparkwright.core import files, process, store, strict_yaml
 from sparkwright.demo import upstreams
-from sparkwright.forks.context import RunContext
-from sparkwright.forks.stack import MACHINES, Lock
+from sparkwright.forks import context, stack
 
 pytestmark = pytest.mark.toolchain
 
@@ -156,7 +155,7 @@ class Demo:
 
 
 @pytest.fixture
-def demo(demo_session: RunContext) -> Demo:
+def demo(demo_session: context.RunContext) -> Demo:
     """Return a locked demo of which nothing is built yet."""
     return Demo(demo_session.project.root.parent)
 
@@ -181,7 +180,7 @@ def undisturbed(both: tuple[Demo, Demo]) -> Demo:
 @pytest.fixture(scope="session")
 def crossed(tmp_path_factory: pytest.TempPathFactory, user_store: store.Store, tools: toolchain.Toolchain) -> Demo:
     """Return a demo that is locked against an official wheel of the other kind of machine, and was built for that machine."""
-    other = next(machine for machine in MACHINES if machine != platform.machine())
+    other = next(machine for machine in stack.MACHINES if machine != platform.machine())
     program = f"{toolchain.triple(other)}-g++"
     if shutil.which(program) is None:
         pytest.skip(f"needs {program}: sudo apt-get install g++-{toolchain.triple(other)}")
@@ -242,7 +241,7 @@ def test_the_wheels_install_into_an_empty_environment_and_load(undisturbed: Demo
 def test_a_graft_keeps_what_it_does_not_compile(undisturbed: Demo) -> None:
     """Libraries that are not compiled here, and files that no patch touches, are the base's to the byte; all others differ from it."""
     ours, info = undisturbed.members(), undisturbed.info
-    (locked,) = strict_yaml.load(undisturbed.folder / "project/forks/demo/lock.yaml", Lock).forks["vllm"].bases.values()
+    (locked,) = strict_yaml.load(undisturbed.folder / "project/forks/demo/lock.yaml", stack.Lock).forks["vllm"].bases.values()
     with zipfile.ZipFile(undisturbed.folder / "store" / "downloads" / locked.sha256 / locked.filename) as wheel:
         base = {name.replace("-0.33.0.", f"-{undisturbed.version}."): wheel.read(name) for name in wheel.namelist()}
 
@@ -366,7 +365,7 @@ def test_a_lost_build_folder_is_made_again_without_a_compiler(built_demo: Demo) 
 
 
 HERE = platform.machine()
-OTHER = next(machine for machine in MACHINES if machine != HERE)
+OTHER = next(machine for machine in stack.MACHINES if machine != HERE)
 
 
 def report(demo: Demo) -> dict[str, Any]:

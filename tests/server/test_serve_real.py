@@ -15,8 +15,7 @@ from tests.refusals import refusal
 from tests.support import serving, standin
 
 from sparkwright.bench.recipes import recipe as recipes
-from sparkwright.bench.server import flags, launch, server_log, warm_pack
-from sparkwright.bench.server.server_process import Server
+from sparkwright.bench.server import flags, launch, server_log, server_process, warm_pack
 from sparkwright.core.process import CACHES
 from sparkwright.serving.environment import ServingEnvironment, examine
 
@@ -169,7 +168,7 @@ def test_a_pack_of_the_real_server_spares_its_compiler(vllm_python: Path, toy: P
         if answers:
             size, _ = warm_pack.collect(tmp_path / "cold", archive)
             warm_pack.unpack(archive, size, root / CACHES)
-        with Server(replace(plan, caches=root), tmp_path / "logs" / f"{name}.log") as server:
+        with server_process.Server(replace(plan, caches=root), tmp_path / "logs" / f"{name}.log") as server:
             assert not server.failure
             answers.append(server.client().complete("The capital of France is", max_tokens=32).tokens)
     assert answers[0] == answers[1]

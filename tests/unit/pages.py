@@ -27,9 +27,7 @@ from sparkwright.bench.model.slim import SlimRecord
 from sparkwright.bench.recipes.preflight import Trap
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.results import Result
-from sparkwright.builder.ninja import ShippedFile
-from sparkwright.builder.toolchain import EnvironmentSpec
-from sparkwright.builder.workspace import ArchRules
+from sparkwright.builder import ninja, toolchain, workspace
 from sparkwright.cherry_picks import ledger, series
 from sparkwright.cherry_picks.effects import Effect, MeasuredEffect, load_effects
 from sparkwright.cherry_picks.patch import Patch, load_folder
@@ -37,14 +35,11 @@ from sparkwright.cli import main
 from sparkwright.cli.options import add_common
 from sparkwright.client.environment import Marker
 from sparkwright.client.records import Release, ReleaseState
-from sparkwright.core.config import Config
-from sparkwright.core.errors import Advice, classes
-from sparkwright.core.states import State
+from sparkwright.core import config, errors, states
 from sparkwright.forks.stack import Lock, Project, StackSpec, stack_names
 from sparkwright.gates.core import ladder, policy, server_under_test, verdict
-from sparkwright.release.canary import Canary
+from sparkwright.release import canary, repository
 from sparkwright.release.policy import PolicyFile
-from sparkwright.release.repository import IndexFacts
 
 ROOT = Path(__file__).parents[2]
 README, REFERENCE = ROOT / "README.md", ROOT / "docs" / "reference"
@@ -70,13 +65,13 @@ network or an upstream is out of reach. Rows are grouped by the package that rai
 """
 
 
-def entries() -> list[tuple[str, str, Advice]]:
+def entries() -> list[tuple[str, str, errors.Advice]]:
     """Return the package, the reference and the advice of each entry, sorted."""
     for module in pkgutil.walk_packages(sparkwright.__path__, "sparkwright."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     # Tests define classes of their own, which are none of the program's; a class that inherits its table declares nothing.
-    own = [kind for kind in classes() if kind.__module__.startswith("sparkwright.") and "references" in vars(kind)]
+    own = [kind for kind in errors.classes() if kind.__module__.startswith("sparkwright.") and "references" in vars(kind)]
     return sorted((kind.__module__.split(".")[1], *entry) for kind in own for entry in kind.references.items())
 
 
@@ -114,17 +109,17 @@ FILES: dict[str, tuple[Any, str]] = {
     "forks/STACK/lock.yaml": (Lock, "`lock`, reviewed"),
     "cherry_picks/FORK.yaml": (ledger.Ledger, "`patch pick`, reviewed"),
     "below cherry_picks/effects.yaml: STACK: FORK: CHANGE": (Effect, "people, with lines of `ci/bench/effects.py`"),
-    "build/STACK/environment.yaml": (EnvironmentSpec, "people"),
-    "build/STACK/archs.yaml": (ArchRules, "people"),
-    "build/STACK/costs.yaml": (ShippedFile, "`ci/bench/costs.py`"),
+    "build/STACK/environment.yaml": (toolchain.EnvironmentSpec, "people"),
+    "build/STACK/archs.yaml": (workspace.ArchRules, "people"),
+    "build/STACK/costs.yaml": (ninja.ShippedFile, "`ci/bench/costs.py`"),
     "ci/audit.yaml": (CommonPolicy, "people"),
     "ci/audit/STACK.yaml": (StackPolicy, "people"),
     "ci/recipes/NAME.yaml": (Recipe, "people"),
     "each of ci/traps.yaml": (Trap, "people"),
     "ci/release.yaml": (PolicyFile, "people"),
-    "config.yaml of the user": (Config, "people"),
+    "config.yaml of the user": (config.Config, "people"),
     "*.throughput.json": (Result, "`gate`"),
-    "each of *.canary.json": (Canary, "`gate`"),
+    "each of *.canary.json": (canary.Canary, "`gate`"),
     "sparkwright-slim.json": (SlimRecord, "`model slim`"),
     "targets/releases/SHA256.NAME.json of an index": (
         Release,
@@ -134,7 +129,7 @@ FILES: dict[str, tuple[Any, str]] = {
         ReleaseState,
         "`publish`, `release promote`, `release yank`; signed",
     ),
-    "sparkwright in N.targets.json": (IndexFacts, "`publish`, `release prune`; signed"),
+    "sparkwright in N.targets.json": (repository.IndexFacts, "`publish`, `release prune`; signed"),
     "releases/NAME/sparkwright.json of a prefix": (Marker, "`install`"),
 }
 
@@ -215,7 +210,7 @@ def gates_page() -> str:
 def schema() -> dict[str, Any]:
     """Return the JSON schema of a document of verdicts."""
     made = msgspec.json.schema(verdict.Ladder)
-    state = {"state": {"enum": list(get_args(State))}}
+    state = {"state": {"enum": list(get_args(states.State))}}
     for name, further in (("Verdict", state), ("Ladder", {**state, "digest": {"type": "string"}})):
         record = made["$defs"][name]
         record["properties"].update(further)

@@ -33,8 +33,7 @@ from sparkwright.bench.recipes import preflight
 from sparkwright.builder import pylock, toolchain
 from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.cli import main, options
-from sparkwright.client.environment import MARKER, Marker
-from sparkwright.client.records import WarmPack
+from sparkwright.client import environment, records
 from sparkwright.core import files, memory, store, strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
@@ -316,8 +315,8 @@ def test_one_gate_starts_without_caches_and_the_others_from_what_it_left(words: 
     release.parent.mkdir()
     (tmp_path / "ours").rename(release)
     words = [str(release / "bin" / "python") if word == str(tmp_path / "ours" / "bin" / "python") else word for word in words]
-    marker = Marker(name="spark.1", folder=str(release), index="", python="3.11.2", key="c" * 64, packages={}, channel="verified", wheels={"vllm": "a" * 64})
-    store.write_file(release / MARKER, msgspec.json.encode(marker))
+    marker = environment.Marker(name="spark.1", folder=str(release), index="", python="3.11.2", key="c" * 64, packages={}, channel="verified", wheels={"vllm": "a" * 64})
+    store.write_file(release / environment.MARKER, msgspec.json.encode(marker))
     caches, ending = list[str](), {"G4": KeyboardInterrupt}
 
     def run(made: builder.GateBuilder, name: str) -> tuple[Check, ...]:
@@ -341,7 +340,7 @@ def test_one_gate_starts_without_caches_and_the_others_from_what_it_left(words: 
     main.run(words)
     assert caches == ["G3 cold", "G4 pack", "G4 pack", "G7 pack"]
     (record,) = (tmp_path / "out").glob("*.toy-cpu.pack.json")
-    pack = msgspec.json.decode(record.read_bytes(), type=WarmPack)
+    pack = msgspec.json.decode(record.read_bytes(), type=records.WarmPack)
     assert pack.sha256 == files.sha256_file(record.with_name(pack.name))
     assert (pack.key.wheels, pack.unpacked, pack.compiled) == (marker.wheels, len("compiled"), 1)
     assert min(pack.cold_s, pack.warm_s) > 0

@@ -69,6 +69,28 @@ def test_variables_that_change_builds_do_not_leak(monkeypatch: pytest.MonkeyPatc
     assert (made["KEPT"], made["ADDED"], made["LC_ALL"]) == ("x", "1", "C.UTF-8")
 
 
+def test_an_interruption_ends_the_program(tmp_path: Path) -> None:
+    """Whatever interrupts the reading of its lines also ends the program, before the interruption goes on."""
+    seen: list[int] = []
+
+    def interrupt(line: str) -> None:
+        seen.append(int(line))
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        process.run(python("import os, time; print(os.getpid(), flush=True); time.sleep(60)"), log=tmp_path / "x.log", on_line=interrupt)
+
+    with pytest.raises(ProcessLookupError):
+        os.kill(seen[0], 0)
+
+
+def test_a_limit_of_memory_holds() -> None:
+    """A program that asks for more memory than it may have does not get it, and one of that size that asks for less ends well."""
+    for wanted, status in ((400, 1), (10, 0)):
+        command = process.wrap_with_limits(python(f"bytearray({wanted} << 20)"), memory=300 << 20)
+        assert subprocess.run(command, check=False, capture_output=True).returncode == status
+
+
 # Programs of a build: without a network, in folders of fixed names, in namespaces.
 
 

@@ -25,8 +25,7 @@ from tests.unit.conftest import INNER, PARTY, ROOT, Host, Index, Nest, Repositor
 from sparkwright.builder import pipeline, workspace
 from sparkwright.builder.wheel.archive import BUILD_RECORD, WheelName
 from sparkwright.cli import main, options
-from sparkwright.core import config, git, strict_yaml
-from sparkwright.core.files import sha256_file
+from sparkwright.core import config, files, git, strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
 from sparkwright.forks import fetch, mirror, resolve
@@ -199,7 +198,7 @@ def test_another_architecture_has_rules_and_a_label_of_its_own(host: Host, commi
 def test_auto_takes_git_if_it_can_be_had(host: Host, commit: str, offered: Index, capsys: pytest.CaptureFixture[str]) -> None:
     """The commit decides, not the name of its tag; what is in the store needs no host. The reason for the sdist is said."""
     path = offered.release("1", {"a.txt": b"1\r\n"})
-    sdist = msgspec.structs.replace(SDIST, sha256=sha256_file(path), size=path.stat().st_size, tree=host.work.tree())
+    sdist = msgspec.structs.replace(SDIST, sha256=files.sha256_file(path), size=path.stat().st_size, tree=host.work.tree())
     host.lock(sdist, ref="v7")
     run = host.context()
     gone = without_host(host, run)
@@ -262,10 +261,10 @@ def test_a_proof_compares_modes_and_wants_a_file_that_is_not_generated(
     host.work.commit({})
     if archive == "sdist":
         path = offered.release("1", {"a.txt": text})
-        host.lock(msgspec.structs.replace(SDIST, sha256=sha256_file(path), size=path.stat().st_size), generated=(generated,))
+        host.lock(msgspec.structs.replace(SDIST, sha256=files.sha256_file(path), size=path.stat().st_size), generated=(generated,))
     else:
         wheel = offered.add(wheels.plain(offered.root, "widget-kit", "1", files={"kit/third/a.txt": text}).name)
-        lock = FileLock("widget-kit", "1", wheel.name, sha256_file(wheel), wheel.stat().st_size, "kit/third")
+        lock = FileLock("widget-kit", "1", wheel.name, files.sha256_file(wheel), wheel.stat().st_size, "kit/third")
         host.lock(wheel=lock)
 
     with refusal("sdist-differs", details=details) if details is not None else contextlib.nullcontext():
@@ -277,7 +276,7 @@ def _whole(host: Host, nest: Nest, offered: Index) -> Lock:
     """Return the lock of a release with submodules, an sdist that proves it, a base, and a FetchContent source."""
     path = offered.release("1", {"a.txt": b"1\n", "third/party/party.txt": b"party\n"})
     base = offered.add(wheels.plain(offered.root, "widget-kit", "1").name)
-    host.lock(msgspec.structs.replace(SDIST, sha256=sha256_file(path), size=path.stat().st_size), generated=("PKG-INFO",))
+    host.lock(msgspec.structs.replace(SDIST, sha256=files.sha256_file(path), size=path.stat().st_size), generated=("PKG-INFO",))
     spec = "    bases:\n      aarch64: {name: widget-kit, version: '1', tag: py3-none-any}\n"
     stack = host.context().project.stack_file
     stack.write_text(stack.read_text().replace("    bases: {}\n", spec))
@@ -617,7 +616,7 @@ def test_a_damaged_wheel_in_the_store_is_made_again(host: Host, offered: Index, 
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     assert pipeline.last_wheel(world.run(), host.fork) is None
     again = pipeline.build(world.run(), host.fork)
-    assert (again, sha256_file(path)) == (built, built.sha256)
+    assert (again, files.sha256_file(path)) == (built, built.sha256)
 
 
 @pytest.mark.parametrize("kind", KINDS)

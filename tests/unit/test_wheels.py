@@ -24,11 +24,10 @@ from tests.unit.conftest import ROOT, Mini
 
 from sparkwright.audit import policy
 from sparkwright.audit.wheel import audit
-from sparkwright.builder import pipeline, pylock, toolchain
+from sparkwright.builder import pipeline, pylock, toolchain, workspace
 from sparkwright.builder.configure import CMakeLibrary
 from sparkwright.builder.toolchain import EnvironmentSpec, ForkEnvironment, Toolchain, UnusedFiles
 from sparkwright.builder.wheel import archive, graft, sbom
-from sparkwright.builder.workspace import SourceTree, source_tree
 from sparkwright.cherry_picks.apply import AppliedPatch
 from sparkwright.cli import main, options
 from sparkwright.core import errors, git, strict_yaml, zips
@@ -230,7 +229,7 @@ def test_a_backend_that_makes_no_wheel_is_refused(
     monkeypatch.setattr(toolchain, "obtain", lambda _context: tools)
     project = b'[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
     tree = run.objects.store_files([("pyproject.toml", git.REGULAR, project), ("backend.py", git.REGULAR, backend)])
-    source = SourceTree("flashinfer", GIT.source, tree, tree, (), ())
+    source = workspace.SourceTree("flashinfer", GIT.source, tree, tree, (), ())
     with refusal("build-failed", match=words, says="full log: "):
         pipeline.build_by_backend(run, source, "t", tmp_path)
     assert not [*tmp_path.rglob("*.whl")]
@@ -304,7 +303,7 @@ def test_a_graft_leaves_out_what_the_gpu_cannot_use_and_says_so(
     """Files, RECORD, build record, bill of materials and audit agree; what stays is as it was."""
     settings = ForkEnvironment(unused=(SM100,), package="mini")
     omitted = graft.omissions(official, arch, ["mini/_core.abi3.so"], settings)
-    source = source_tree(mini.context(), "vllm")
+    source = workspace.source_tree(mini.context(), "vllm")
     changed, manifest = graft.changes(mini.context(), source, official, tmp_path, {}, omitted, settings)
     record = {"units": (), "transplant": manifest}
     parts: dict[str, Any] = {"source": source, "inherited": dict.fromkeys(manifest.base, "0" * 64), "trimmed": manifest.trimmed, "properties": {}}
@@ -357,11 +356,11 @@ BUILT = archive.WheelName("mini_vllm", "0.33.0+spark.2026.11.p0", "cp38-abi3-man
 COMMIT, URL = "a" * 40, "https://github.com/acme/mini.git"
 OURS = AppliedPatch("x.patch", "1" * 64, "Take the largest", "scales overflow", "e" * 40)
 PICK = AppliedPatch("#35568", "2" * 64, "Fix <it> & more", "reports", "f" * 40, 35568)
-GIT = SourceTree("vllm", FetchedSource("vllm", "git", f"{URL} @ {COMMIT}", COMMIT, "b" * 40, True), "c" * 40, "d" * 40, (PICK, OURS), ())
+GIT = workspace.SourceTree("vllm", FetchedSource("vllm", "git", f"{URL} @ {COMMIT}", COMMIT, "b" * 40, True), "c" * 40, "d" * 40, (PICK, OURS), ())
 PARTS: dict[str, Any] = {
     "source": GIT,
     "needs": (
-        SourceTree(
+        workspace.SourceTree(
             "cutlass", FetchedSource("cutlass", "wheel", "vllm-0.33.0-py3-none-any.whl (cutlass)", "9" * 64, "8" * 40, True),
             "8" * 40, "8" * 40, (), (),
         ),
@@ -396,7 +395,7 @@ def parsed(data: bytes) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
 def test_the_bill_of_a_graft_names_its_base_and_compiler(mini: Mini) -> None:
     base = FileLock("mini-vllm", "0.4.0", "mini_vllm-0.4.0-py3-none-any.whl", "3" * 64, 1)
     manifest = graft.GraftManifest({}, (), (), {"mini_vllm/_D.so": "sha256=" + "A" * 43, "mini_vllm/_E.so": "md5=x"})
-    made = pipeline.dist_info(mini.context(), BUILT, source_tree(mini.context(), "vllm"), base, transplant=manifest, compiler="12")
+    made = pipeline.dist_info(mini.context(), BUILT, workspace.source_tree(mini.context(), "vllm"), base, transplant=manifest, compiler="12")
     _, parts = parsed(made[archive.SBOM])
 
     assert [part["name"] for ref, part in parts.items() if ref.startswith(("base/", "tool/"))] == ["nvidia-cuda-nvcc", "mini-vllm"]
