@@ -7,16 +7,19 @@ Fixtures: an isolated environment, the real tools, and the miniature upstreams a
       store/              its downloaded tools are those of the user's cache
 """
 
+import functools
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from sparkwright.builder import toolchain
 from sparkwright.cli import demo, options
+from sparkwright.core import git, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
@@ -39,6 +42,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if cache and not hasattr(terminalreporter.config, "workerinput"):
         names = sorted({report.nodeid for report in terminalreporter.stats.get("skipped", [])})
         (cache.mkdir("skipped") / "names").write_text("".join(f"{name}\n" for name in names), "utf-8")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quick() -> Iterator[None]:
+    """Parse the same text once, as the reviewed files would be read some thousand times; and wait for no disk, as no test takes the power away."""
+    parse = functools.lru_cache(maxsize=256)(strict_yaml.parse)
+    with mock.patch.object(strict_yaml, "parse", parse), mock.patch.object(os, "fsync", lambda _: None), mock.patch.dict(git._CONFIG, {"core.fsync": "none"}):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -275,9 +275,7 @@ def test_the_builder_is_the_spark_where_a_lab_has_one(tmp_path: Path, chosen: st
 
 RECIPE = "qwen3-30b-a3b-nvfp4"
 #: Shell that somebody types into an input: refused as a name before anything is built, and nothing of it is run.
-SHELL = (
-    "$(touch evil)", "2026.11; touch evil", "`touch evil`", "x\ntouch evil", '" && touch evil #', "--help", "../../x", "*",
-)  # fmt: skip
+SHELL = ("$(touch evil)", "x\ntouch evil", '" && touch evil #', "--help", "../../x")
 
 
 @programs
