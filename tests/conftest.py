@@ -7,11 +7,13 @@ Fixtures: an isolated environment, the real tools, and the miniature upstreams a
       store/              its downloaded tools are those of the user's cache
 """
 
+import copy
 import functools
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -19,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from sparkwright.builder import toolchain
 from sparkwright.cli import demo, options
-from sparkwright.core import git, strict_yaml
+from sparkwright.core import strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
@@ -47,8 +49,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def _quick() -> Iterator[None]:
     """Parse the same text once, as the reviewed files would be read some thousand times; and wait for no disk, as no test takes the power away."""
-    parse = functools.lru_cache(maxsize=256)(strict_yaml.parse)
-    with mock.patch.object(strict_yaml, "parse", parse), mock.patch.object(os, "fsync", lambda _: None), mock.patch.dict(git._CONFIG, {"core.fsync": "none"}):
+    parsed = functools.lru_cache(maxsize=256)(strict_yaml.parse)
+
+    def parse(text: str, kind: Any, origin: str) -> Any:
+        return copy.deepcopy(parsed(text, kind, origin))
+
+    with mock.patch.object(strict_yaml, "parse", parse), mock.patch.object(os, "fsync", return_value=None):
         yield
 
 
