@@ -196,8 +196,8 @@ def test_prefix_cache_is_used_or_its_absence_announced(
 def test_prompts_for_the_cache_have_blocks_of_the_size_that_the_server_states(
     known: logprobs.Reference, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of 544 tokens, as Qwen3-Next has on 0.33.0: 256 tokens never hit them, three blocks and a half do, in whole blocks."""
-    monkeypatch.setattr(byte_model_server, "BLOCK", 544)
+    """Blocks of 272 tokens (Qwen3-Next has 544 on 0.33.0): 256 tokens never hit them, three blocks and a half do, in whole blocks."""
+    monkeypatch.setattr(byte_model_server, "BLOCK", 272)
     with byte_model_server.ByteModelServer() as server:
         few = replace(POLICY, texts=8, decode_texts=8)
         server.drafts = True
@@ -206,10 +206,7 @@ def test_prompts_for_the_cache_have_blocks_of_the_size_that_the_server_states(
 
     figures = {figure.name: figure.value for figure in found["cached-prefix"].figures}
     assert {found[name].state for name in logprobs.CACHED} == {"pass"}
-    assert (figures["tokens of each prompt"], figures["tokens found in the cache"]) == (
-        3 * 544 + 272,
-        8 * 3 * 544,
-    )
+    assert (figures["tokens of each prompt"], figures["tokens found in the cache"]) == (3 * 272 + 136, 8 * 3 * 272)
 
 
 def test_cache_of_a_hybrid_model_is_used_where_it_has_a_state(server: byte_model_server.ByteModelServer, tmp_path: Path) -> None:
