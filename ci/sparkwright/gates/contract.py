@@ -730,23 +730,19 @@ def _layer(
 ) -> Check:
     """Return whether the class of the contract serves this kind of layer in each phase."""
     wanted, pattern = contract.serves.get(kind, ""), contract.names.get(kind, "")
-    figures, samples = list[Figure](), list[Sample]()
+    figures, samples, texts = list[Figure](), list[Sample](), list[str]()
+    reason, good, least = "kernel-class", True, 100 * policy.share
     for phase in PHASES:
         own = [k for k in kernels if k.computes and (k.phase, k.kind) == (phase, kind)]
         share = 100 * served_share(own, wanted, pattern, policy.least_part)
-        figures.append(
-            Figure(f"{phase} by {wanted}", share, "%", len(own), bound=100 * policy.share)
-        )
+        if not own:
+            reason = "kernel-unseen"
+        good = good and share >= least
+        figures.append(Figure(f"{phase} by {wanted}", share, "%", len(own), bound=least))
+        texts.append(f"{share:.0f} % of {phase} by {wanted}")
         samples += _samples(own[:5], f"{wanted} {pattern}".strip())
-    shares = ", ".join(f"{figure.value:.0f} % of {figure.name}" for figure in figures)
-    return judged(
-        f"kernels-{kind}",
-        f"time of {kind}: {shares}",
-        "kernel-class" if all(figure.count for figure in figures) else "kernel-unseen",
-        all(figure.value >= 100 * policy.share for figure in figures),
-        figures,
-        samples,
-    )
+    message = f"time of {kind}: {', '.join(texts)}"
+    return judged(f"kernels-{kind}", message, reason, good, figures, samples)
 
 
 def _bounded(
@@ -757,20 +753,16 @@ def _bounded(
     most: float,
 ) -> Check:
     """Return whether those *chosen* of *kernels* take at most a share of *most* in each phase."""
-    figures, samples, times = list[Figure](), list[Sample](), phase_times(kernels)
+    figures, samples, texts = list[Figure](), list[Sample](), list[str]()
+    good, times = True, phase_times(kernels)
     for phase in PHASES:
         own = [kernel for kernel in chosen if kernel.phase == phase]
         share = 100 * total_time(own) / max(times[phase][0], 1)
+        good = good and share <= 100 * most
         figures.append(Figure(f"{phase} by kernels {which}", share, "%", bound=100 * most))
+        texts.append(f"{share:.1f} % of {phase} by kernels {which}")
         samples += _samples(own[:10])
-    return judged(
-        name,
-        ", ".join(f"{figure.value:.1f} % of {figure.name}" for figure in figures),
-        name,
-        all(figure.value <= 100 * most for figure in figures),
-        figures,
-        samples,
-    )
+    return judged(name, ", ".join(texts), name, good, figures, samples)
 
 
 def _backends(

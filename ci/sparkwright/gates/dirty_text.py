@@ -220,7 +220,7 @@ class DirtyText:
             self.rounds = range(self.rules.rounds)
             for cell, further in self._ask(client, self.rounds[1:]).items():
                 self.judged[cell] += further
-        answered = list(itertools.chain.from_iterable(self.judged.values()))
+        answered = self._answered
         faults = [fault for _, fault in answered]
         bounded, most, besides = faults, self.rules.most * len(faults), ""
         alone = f"{NO_CALL}:"
@@ -258,9 +258,14 @@ class DirtyText:
             yield compare_shares(self.rules, "dirty-text-stock", answered, theirs)
 
     @property
+    def _answered(self) -> list[JudgedAnswer]:
+        """The answers of all cells."""
+        return list(itertools.chain.from_iterable(self.judged.values()))
+
+    @property
     def dirty(self) -> bool:
         """Whether any answer is dirty."""
-        return any(fault for _, fault in itertools.chain.from_iterable(self.judged.values()))
+        return count_dirty(self._answered) > 0
 
     def drafts_check(self, plain: Client | None = None) -> Check:
         """
@@ -268,10 +273,9 @@ class DirtyText:
 
         Clean answers need none.
         """
-        treated = list(itertools.chain.from_iterable(self.judged.values()))
         without = self._ask(plain, self.rounds) if plain else {}
         control = list(itertools.chain.from_iterable(without.values()))
-        return compare_shares(self.rules, "dirty-text-drafts", treated, control)
+        return compare_shares(self.rules, "dirty-text-drafts", self._answered, control)
 
     def _ask(self, client: Client, rounds: range) -> dict[Cell, list[JudgedAnswer]]:
         """Return the answers of *client* in *rounds*, by cell."""
@@ -339,7 +343,7 @@ def compare_shares(
     p, bound = chance(treated, control), rules.chance / len(COMPARISONS)
     figures, texts = [Figure("chance of so many or more", p, bound=bound)], list[str]()
     for label, side in zip(labels, (treated, control), strict=True):
-        dirty = sum(bool(fault) for _, fault in side)
+        dirty = count_dirty(side)
         figures.append(Figure(f"dirty answers {label}", dirty, count=len(side)))
         texts.append(f"dirty answers {label}: {dirty} of {len(side)}")
     message = ", ".join(texts)
@@ -365,7 +369,12 @@ def chance(treated: Sequence[JudgedAnswer], control: Sequence[JudgedAnswer]) -> 
     for question, count in dirty.items():
         of_ours = hypergeom(answers[question], count, ours[question])
         chances = np.convolve(chances, of_ours.pmf(range(count + 1)))
-    return float(chances[sum(bool(fault) for _, fault in treated) :].sum())
+    return float(chances[count_dirty(treated) :].sum())
+
+
+def count_dirty(answers: Sequence[JudgedAnswer]) -> int:
+    """Return how many of *answers* are dirty."""
+    return sum(bool(fault) for _, fault in answers)
 
 
 def find_dirt(rules: DirtyTextPolicy, answer: SampledAnswer, foreign: set[str]) -> str:

@@ -265,7 +265,7 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             joined = "\n\n".join([*ordered, ""])
             return (joined * (1 + LENGTH // len(joined)))[:LENGTH]
 
-        return [text(number) for number in range(self.texts)]
+        return list(map(text, range(self.texts)))
 
 
 class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -193,7 +193,7 @@ class Program:
         if ended.status:
             text = re.sub(r"\S+/", "", ended.tail)
             lines = re.findall(r".*\berror\b.*", text) or text.splitlines()
-            excerpt = " | ".join(line.strip() for line in lines[:5])[:600]
+            excerpt = " | ".join(map(str.strip, lines[:5]))[:600]
             reason = "converter-unreadable" if ended.status == UNREADABLE else failure
             reason = "converter-missing" if NAME_UNKNOWN.search(text) else reason
             raise ConverterInvalid(reason, f"the {name} ended with {ended.status}: {excerpt}")
@@ -424,8 +424,8 @@ def _check(converter: Converter, program: Program) -> Check:
     samples = []
     for row in rows[:8]:
         form = "{:g}" if expected.dtype.kind == "f" else "{:#x}"
-        texts = (form.format(codes[row]) for codes in (expected, results))
-        samples.append(Sample(f"{converter.format} {inputs[row]}", *texts))
+        case, right = f"{converter.format} {inputs[row]}", form.format(expected[row])
+        samples.append(Sample(case, right, form.format(results[row])))
     figures = (Figure("mismatches", len(rows), bound=0), Figure("inputs", len(results)))
     name = f"{converter.name}-{SUFFIXES[converter.kind]}"
     message = f"{len(rows):,} of {len(results):,} inputs differ from NVFP4's definition"

@@ -220,7 +220,7 @@ def _fp4_moe(
     step = _call(
         "_C.cutlass_fp4_group_mm", out="@out", a=nvfp4.pack(a), b=nvfp4.pack(b),
         a_blockscale=np.concatenate(tiles).view(FP8), alphas=alphas,
-        b_blockscales=np.stack([nvfp4.swizzle(scales) for scales in b_scales]).view(FP8),
+        b_blockscales=np.stack(list(map(nvfp4.swizzle, b_scales))).view(FP8),
         problem_sizes=np.array([(count, columns, depth) for count in counts], np.int32),
         expert_offsets=starts[0][:-1], sf_offsets=starts[1][:-1],
     )  # fmt: skip

@@ -187,7 +187,7 @@ class Load:
             work = (concurrency, f"{name}/{number}", end)
             workers.append(threading.Thread(target=self._work, args=work, daemon=True))
             workers[-1].start()
-        while any(worker.is_alive() for worker in workers):
+        while any(map(threading.Thread.is_alive, workers)):
             time.sleep(self._policy.sample)
             yield
 

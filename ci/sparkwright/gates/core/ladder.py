@@ -163,7 +163,7 @@ def read_attempts(folders: Iterable[Path], wheel: str) -> list[Attempt]:
 
 def read_documents(folder: Path, wheel: str) -> list[Ladder]:
     """Return the documents in *folder* about the bytes *wheel*, a sha256; raise `file-invalid`."""
-    ladders = [_read_document(path) for path in list_folder(folder, "*.verdicts.json")]
+    ladders = map(_read_document, list_folder(folder, "*.verdicts.json"))
     return [stored for stored in ladders if stored.wheel and stored.wheel.sha256 == wheel]
 
 
@@ -482,6 +482,8 @@ def raise_for_state(ladder: Ladder) -> None:
     if ladder.state == "pass":
         return
     reference, word = _ERRORS[ladder.state]
-    unmet = [each for each in ladder.verdicts if each.state == ladder.state]
-    details = [f"{each.label}: {each.worst_check.name}" for each in unmet if each.worst_check]
+    details = list[str]()
+    for verdict in ladder.verdicts:
+        if verdict.state == ladder.state and verdict.worst_check:
+            details.append(f"{verdict.label}: {verdict.worst_check.name}")
     raise GateError(reference, f"{ladder.subject}: {len(details)} gate(s) {word}.", details=details)

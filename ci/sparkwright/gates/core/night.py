@@ -386,7 +386,7 @@ class Night:
     def estimate(self, name: str) -> tuple[float, str]:
         """Return the seconds that the step *name* takes, and where that comes from."""
         if name == ENVIRONMENTS:
-            done = all(python.exists() for python in self._pythons)
+            done = all(map(Path.exists, self._pythons))
         elif name == REFERENCE:
             done = self._complete.exists()
         else:

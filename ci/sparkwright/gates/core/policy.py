@@ -62,7 +62,7 @@ class GatePolicies(msgspec.Struct, frozen=True):
         if gate in SERVED:
             parts += filter(None, (recipe, settings if any(settings) else ()))
         if gate in ("G4", "G7"):
-            kind, default = (self.generation.profiles[name] for name in (profile, "default"))
+            kind, default = self.generation.profiles[profile], self.generation.profiles["default"]
             if replace(kind, wrap=default.wrap) != default:
                 parts.append(profile)
         return sha256_bytes(canonical(parts if len(parts) > 1 else parts[0]))
