@@ -161,8 +161,7 @@ def crossings(passing: Numbers, failing: Numbers, rule: DecisionRule) -> tuple[C
     allowed = blocks >= rule.min_blocks
 
     def first(reached: Any) -> Counts:
-        block: Counts = np.where(reached.any(axis=-1), reached.argmax(axis=-1) + 1, count + 1)
-        return block
+        return np.asarray(np.where(reached.any(axis=-1), reached.argmax(axis=-1) + 1, count + 1))
 
     passed = first(allowed & (passing >= math.log(1 / rule.alpha)) & (passing >= failing))
     slower = (failing >= math.log(series / rule.alpha)) & (failing > passing)

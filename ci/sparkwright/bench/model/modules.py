@@ -481,6 +481,7 @@ def _differing(config: Mapping[str, Any], layers: Mapping[str, _JoinedLayer]) ->
     mixed = algorithm == "MIXED_PRECISION"
     if not algorithm or (mixed and not declared.quantized_layers):
         return  # hf_quant_config.json, which is not read, has the rest
+    #: Layer → its algorithm, and name above layers → the algorithm of the first one below it.
     algorithms: dict[str, str] = {}
     first_below: dict[str, str] = {}
     for key, entry in (declared.quantized_layers or {}).items():
@@ -488,7 +489,8 @@ def _differing(config: Mapping[str, Any], layers: Mapping[str, _JoinedLayer]) ->
         algorithms[name] = str(entry.get("quant_algo")).upper()
         for parent in itertools.accumulate(name.split(".", _DEPTH)[:-1], "{}.{}".format):
             first_below.setdefault(parent, algorithms[name])
-    excluded: list[str] = []  # without names that begin with another of the list
+    #: Sorted; a name that begins with another of the list is left out.
+    excluded: list[str] = []
     patterns = (*(declared.ignore or ()), *(declared.exclude_modules or ()))
     for name in sorted(_ROOT.sub("", pattern.rstrip("*").rstrip(".")) for pattern in patterns):
         if not excluded or not name.startswith(excluded[-1]):

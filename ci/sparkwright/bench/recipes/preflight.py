@@ -113,8 +113,7 @@ def both_fit(recipe: Recipe, model: Path, machine: MachineMemory | None = None) 
     Return whether a second server of *recipe* fits beside the first; arguments as of `check`.
     """
     audit, machine = modules.audit(read(model)), machine or MachineMemory.here(empty=True)
-    first = recipe.memory(machine, audit)
-    beside = replace(machine, free=machine.free - first.needed)
+    beside = replace(machine, free=machine.free - recipe.memory(machine, audit).needed)
     return not findings(recipe, (), machine, audit) and not findings(recipe, (), beside, audit)
 
 

@@ -103,9 +103,8 @@ def installed(environment: Path, recipe: str) -> list[WarmPack]:
     packs = list[WarmPack]()
     for path in list_folder(environment / CACHES / PACKS, "*.json"):
         with contextlib.suppress(FileError):
-            pack = read_json(path, WarmPack)
-            packs += [pack] if pack.key.recipe == recipe else []
-    return packs
+            packs.append(read_json(path, WarmPack))
+    return [pack for pack in packs if pack.key.recipe == recipe]
 
 
 def overlay(environment: Path, pack: WarmPack) -> Path:
