@@ -496,6 +496,10 @@ class Client:
             raise ServerInvalid(reason, str(failure)) from None
 
 
+def _number(logprob: float | None) -> float:
+    return math.nan if logprob is None else logprob
+
+
 def _distributions(logprobs: _Logprobs | None, count: int) -> tuple[dict[int, float], ...]:
     """Return the distribution of each of *count* tokens, in the form of `Completion`."""
     lists = (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs) if logprobs else ()
@@ -503,10 +507,13 @@ def _distributions(logprobs: _Logprobs | None, count: int) -> tuple[dict[int, fl
         raise ServerInvalid("answer-unreadable", f"{count} tokens came without as many logprobs")
     distributions = list[dict[int, float]]()
     for name, own, others in zip(*lists, strict=True):
-        distributions.append({})
-        for token, value in {**(others or {}), name: own}.items():
-            number = int(token.removeprefix("token_id:"))
-            distributions[-1][number] = math.nan if value is None else value
+        values = {**(others or {}), name: own}
+        distributions.append(
+            {
+                int(token.removeprefix("token_id:")): _number(value)
+                for token, value in values.items()
+            }
+        )
     return tuple(distributions)
 
 
@@ -525,7 +532,5 @@ def _scores(
             raise ServerInvalid(
                 "answer-unreadable", f"token {token} of the prompt, at {position}, has no logprob"
             )
-        distributions.append({})
-        for other, score in top.items():
-            distributions[-1][other] = math.nan if score.logprob is None else score.logprob
+        distributions.append({other: _number(score.logprob) for other, score in top.items()})
     return tuple(distributions)
