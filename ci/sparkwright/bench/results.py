@@ -226,8 +226,6 @@ def read(path: Path) -> Result:
     return read_json(path, Result, limit=LARGEST)
 
 
-#: Stands where a record holds no number, or one that no machine gives.
-NOT_MEASURED = "not measured"
 #: Headings of a figure, as `figure_texts` gives it.
 FIGURE_HEADS = ("Figure", ">Median", ">95 % interval", ">Samples")
 
@@ -235,7 +233,7 @@ FIGURE_HEADS = ("Figure", ">Median", ">95 % interval", ">Samples")
 def number(value: float | None) -> str:
     """Return *value* with four significant digits, and thousands apart."""
     if value is None or not 0 < value < math.inf:
-        return NOT_MEASURED
+        return "not measured"
     decimals = max(0, 3 - math.floor(math.log10(value)))
     return f"{value:,.{decimals}f}"
 
