@@ -487,6 +487,12 @@ CASES: dict[str, list[tuple[list[str], str, modules.ModuleAudit, bool]]] = {
 }  # fmt: skip
 
 
+def test_a_trap_with_a_broken_pattern_does_not_load(tmp_path: Path) -> None:
+    (tmp_path / "when.yaml").write_text('settings: {--dtype: "(["}\n')
+    with refusal("file-invalid"):
+        strict_yaml.load(tmp_path / "when.yaml", preflight.Condition)
+
+
 @pytest.mark.parametrize("trap", preflight.load_traps(), ids=lambda trap: trap.id)
 def test_trap_holds_for_what_it_describes_and_nothing_beside(trap: preflight.Trap) -> None:
     cases = CASES[trap.id]
