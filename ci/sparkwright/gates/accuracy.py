@@ -20,11 +20,9 @@ from msgspec.structs import replace
 from sparkwright.bench.records import Count, Share
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS, Client, ServerInvalid
 from sparkwright.builder import pylock, toolchain
-from sparkwright.builder.pylock import LockedWheel
 from sparkwright.core import process
 from sparkwright.core.console import console, one_line
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
-from sparkwright.core.process import Limits
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.gates.core.server_under_test import Pace, ServerIdentity, read_recorded
@@ -180,7 +178,7 @@ def settings_digest(context: RunContext, task: TaskPolicy) -> str:
     return content_key("task-settings", parts)
 
 
-def _wheels(context: RunContext) -> tuple[LockedWheel, ...]:
+def _wheels(context: RunContext) -> tuple[pylock.LockedWheel, ...]:
     return pylock.select(context.project.root / LOCK)
 
 
@@ -207,7 +205,7 @@ def missing_data(context: RunContext, task: TaskPolicy) -> str:
     with tempfile.TemporaryDirectory(dir=context.store.folder("work")) as folder:
         log = Path(folder, "log")
         command = _command(obtain_harness(context), "-c", code)
-        ended = process.run_limited(command, Limits(600, MEMORY, WRITTEN), log)
+        ended = process.run_limited(command, process.Limits(600, MEMORY, WRITTEN), log)
         lines = log.read_text("utf-8", "replace").split("\n") if log.exists() else []
     if ended.status == 0:
         return ""
@@ -262,7 +260,9 @@ def _run(python: Path, task: TaskPolicy, source: str, url: str, model: str, work
         *(["--num_fewshot", str(task.fewshot)] if task.dataset else []),
         cache=None if task.dataset else work / "cache",
     )  # fmt: skip
-    ended = process.run_limited(command, Limits(task.seconds, MEMORY, WRITTEN), work / "log")
+    ended = process.run_limited(
+        command, process.Limits(task.seconds, MEMORY, WRITTEN), work / "log"
+    )
     files = sorted((work / "answers").rglob("samples_*.jsonl"))
     if ended.late or ended.status or len(files) != 1:
         reason = "harness-slow" if ended.late else "harness-failed"

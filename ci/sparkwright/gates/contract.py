@@ -32,14 +32,17 @@ from sparkwright.bench.server.client import REASONS as SERVER_REASONS, Client, S
 from sparkwright.bench.server.server_log import LogInvalid, LogPattern, compile_patterns, scan
 from sparkwright.bench.server.server_process import Server
 from sparkwright.cherry_picks.patch import DeclaredChange
-from sparkwright.gates.core import server_under_test
 from sparkwright.gates.core.server_under_test import (
+    DRAFTS,
     ENDED,
     ObservedServer,
     Pace,
     PrefixCache,
     ServerIdentity,
+    cache_block,
+    prompt_length,
     read_recorded,
+    repeat_prompt,
 )
 from sparkwright.gates.core.verdict import (
     Check,
@@ -591,12 +594,10 @@ def observe(
     kernels = [] if isinstance(trace, Check) else classify(trace, policy.kernels)
     metrics, limit = client.metrics(), client.max_model_len()
     cache = PrefixCache()
-    if block := server_under_test.cache_block(metrics):
-        length = server_under_test.prompt_length(block, 3, limit - 1)
+    if block := cache_block(metrics):
+        length = prompt_length(block, 3, limit - 1)
         text = " ".join(map(str, range(length)))
-        cache = server_under_test.repeat(
-            client, [*client.tokenize(text)[:length]], uuid.uuid4().hex
-        )
+        cache = repeat_prompt(client, [*client.tokenize(text)[:length]], uuid.uuid4().hex)
     return ObservedServer(
         identity,
         recipe,
@@ -604,7 +605,7 @@ def observe(
         client.version(),
         limit,
         cache,
-        any(name.startswith(server_under_test.DRAFTS) for name in metrics),
+        any(name.startswith(DRAFTS) for name in metrics),
         {name: tuple(match.values) for name, match in lines.items() if match.values},
         time_shares(kernels, "name"),
         time_shares(kernels, "label"),

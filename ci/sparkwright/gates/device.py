@@ -22,12 +22,10 @@ from numpy.typing import NDArray
 from sparkwright.audit import wheel as wheel_audit
 from sparkwright.bench.records import Positive
 from sparkwright.builder import host_info
-from sparkwright.builder.host_info import GpuInfo
 from sparkwright.builder.wheel import elf
 from sparkwright.builder.wheel.gpu_target import loads, parsed
 from sparkwright.core import process
 from sparkwright.core.console import console
-from sparkwright.core.process import Ended, Limits
 from sparkwright.core.store import translate_disk_full
 from sparkwright.core.words import NOT_COMPILED
 from sparkwright.gates import operators
@@ -43,7 +41,6 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.operators import Case
 
 SCRIPTS = Path(__file__).parent / "target_env_scripts"
 DRIVER, SCRIPT = SCRIPTS / "driver.py", SCRIPTS / "operators.py"
@@ -117,7 +114,7 @@ def run(
     Raises:
         wheel-invalid, archive-unsafe, disk-full: The wheel cannot be read.
     """
-    gpu = next(iter(host_info.gpus()), GpuInfo("", "", ""))
+    gpu = next(iter(host_info.gpus()), host_info.GpuInfo("", "", ""))
     major, minor, _ = parsed(f"sm_{gpu.capability.replace('.', '')}")
     message, reason = f"{gpu.name}, SM {gpu.capability}, driver {gpu.driver}", "gpu-foreign"
     if not gpu.name:
@@ -152,9 +149,11 @@ def _checks(
                 yield operator_check(name, policy, python, libraries, scratch / name)
 
 
-def run_script(command: Sequence[str], seconds: float, log: Path) -> tuple[Ended, list[Any]]:
+def run_script(
+    command: Sequence[str], seconds: float, log: Path
+) -> tuple[process.Ended, list[Any]]:
     """Run *command*, and return its end and the JSON objects in the lines of its output."""
-    ended = process.run_limited(command, Limits(seconds, NO_LIMIT, 4000), log)
+    ended = process.run_limited(command, process.Limits(seconds, NO_LIMIT, 4000), log)
     records = []
     for line in log.read_bytes().splitlines():
         with contextlib.suppress(msgspec.MsgspecError):
@@ -261,7 +260,7 @@ def operator_check(
     return judged(name, message, reason, not faults, figures, samples)
 
 
-def _job(name: str, case: Case, repeats: int, path: Path) -> dict[str, Any]:
+def _job(name: str, case: operators.Case, repeats: int, path: Path) -> dict[str, Any]:
     """Return *case* as the script reads it, with its tensors in the file *path*."""
     memory, tensors = bytearray(b"\xff" * GUARD), dict[str, tuple[Any, ...]]()
 
@@ -292,7 +291,9 @@ def _job(name: str, case: Case, repeats: int, path: Path) -> dict[str, Any]:
     }
 
 
-def _compared(case: Case, job: Mapping[str, Any]) -> tuple[list[tuple[str, Sample]], float]:
+def _compared(
+    case: operators.Case, job: Mapping[str, Any]
+) -> tuple[list[tuple[str, Sample]], float]:
     """Return what is wrong with the results of *job*, by reason, and the largest error's ratio."""
     size, repeats = job["written"], job["repeats"]
     runs = np.fromfile(job["results"], np.uint8, repeats * size).reshape(repeats, size)

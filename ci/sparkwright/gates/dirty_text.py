@@ -37,7 +37,6 @@ from sparkwright.gates.core.server_under_test import (
 )
 from sparkwright.gates.core.verdict import Check, Figure, Sample, invalid, judged, not_run
 from sparkwright.gates.long_text import long_text
-from sparkwright.gates.text_checks import DirtyTextPolicy, GenerationPolicy
 
 #: The file of the reference folder.
 TEXT = "text.json"
@@ -99,7 +98,7 @@ class StockText(StockAnswers, frozen=True, forbid_unknown_fields=True):
     wrong: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)
 
 
-def features(rules: DirtyTextPolicy, text: str, words: int) -> set[str]:
+def features(rules: text_checks.DirtyTextPolicy, text: str, words: int) -> set[str]:
     """
     Return the scripts of the letters in *text*, and the languages of which it has *words*.
 
@@ -135,7 +134,7 @@ class DirtyText:
     """
 
     def __init__(
-        self, policy: GenerationPolicy, client: Client, wrap: str, recipe: Recipe | None
+        self, policy: text_checks.GenerationPolicy, client: Client, wrap: str, recipe: Recipe | None
     ) -> None:
         self.rules, self._wrap, self.refused, self._prefix = policy.dirty_text, wrap, "", ""
         self.concurrency = recipe.plan.max_num_seqs if recipe else self.rules.concurrency
@@ -333,7 +332,7 @@ def not_settled(name: str) -> Check:
 
 
 def compare_shares(
-    rules: DirtyTextPolicy,
+    rules: text_checks.DirtyTextPolicy,
     name: str,
     treated: Sequence[JudgedAnswer],
     control: Sequence[JudgedAnswer],
@@ -377,7 +376,7 @@ def count_dirty(answers: Sequence[JudgedAnswer]) -> int:
     return sum(bool(fault) for _, fault in answers)
 
 
-def find_dirt(rules: DirtyTextPolicy, answer: SampledAnswer, foreign: set[str]) -> str:
+def find_dirt(rules: text_checks.DirtyTextPolicy, answer: SampledAnswer, foreign: set[str]) -> str:
     """Return what is dirty in *answer*, which has *foreign* features; empty if nothing."""
     cut = answer.finish_reason == "length"
     if not answer.text.strip() and not answer.calls:
@@ -404,7 +403,7 @@ def _samples(faults: Sequence[str]) -> list[Sample]:
 
 
 def record(
-    policy: GenerationPolicy,
+    policy: text_checks.GenerationPolicy,
     client: Client,
     wrap: str,
     recipe: Recipe | None,

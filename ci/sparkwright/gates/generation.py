@@ -25,8 +25,13 @@ from sparkwright.bench.server.client import (
 from sparkwright.core.console import one_line
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.gates import dirty_text, logprobs, text_checks
-from sparkwright.gates.core import server_under_test
-from sparkwright.gates.core.server_under_test import Pace, ServerIdentity
+from sparkwright.gates.core.server_under_test import (
+    DRAFTS,
+    LARGE_BLOCK,
+    Pace,
+    ServerIdentity,
+    cache_block,
+)
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -38,10 +43,7 @@ from sparkwright.gates.core.verdict import (
     not_run,
     passed,
 )
-from sparkwright.gates.dirty_text import DirtyText, StockText
-from sparkwright.gates.logprobs import REASONS as REFERENCE_REASONS, Row
 from sparkwright.gates.long_text import filled_text, long_text
-from sparkwright.gates.text_checks import Chat, Deep, GenerationPolicy, Profile
 
 #: The check of each ability that a recipe may declare.
 ABILITIES: Mapping[Ability, str] = {
@@ -111,9 +113,7 @@ REASONS: Mapping[str, str] = {
     "prefix-cache-unused": "No question hit the prefix cache, so its absence is no switch.",
     "stock-not-named": "Without the answers of the stock wheel none could be compared with them.",
     **{
-        name: text
-        for name, text in REFERENCE_REASONS.items()
-        if name in dirty_text.REFERENCE_FAULTS
+        name: text for name, text in logprobs.REASONS.items() if name in dirty_text.REFERENCE_FAULTS
     },
     "no-speculation": "The server drafts no tokens.",
     "policy-skips": "The profile says why this kind of model cannot be judged by the check.",
@@ -145,7 +145,7 @@ class QuestionedServer(NamedTuple):
     """
 
     client: Client
-    kind: Profile
+    kind: text_checks.Profile
     recipe: Recipe | None
     relaunch: Relaunch | None
     limit: int
@@ -154,14 +154,14 @@ class QuestionedServer(NamedTuple):
 
 
 def run(
-    policy: GenerationPolicy,
+    policy: text_checks.GenerationPolicy,
     client: Client,
     profile: str = "default",
     *,
     recipe: Recipe | None = None,
     relaunch: Relaunch | None = None,
-    stock: StockText | Check = dirty_text.NOT_NAMED,
-    stock_answers: StockText | Check = dirty_text.NOT_NAMED,
+    stock: dirty_text.StockText | Check = dirty_text.NOT_NAMED,
+    stock_answers: dirty_text.StockText | Check = dirty_text.NOT_NAMED,
     quick: bool = False,
     deadline: float = float("inf"),
 ) -> tuple[Check, ...]:
@@ -177,7 +177,7 @@ def run(
     """
     policy, kind, results = policy.sized(profile), policy.profiles[profile], dict[str, Check]()
     results["replies"] = passed("replies", "each reply arrived complete")
-    wrong = stock_answers.wrong if isinstance(stock_answers, StockText) else {}
+    wrong = stock_answers.wrong if isinstance(stock_answers, dirty_text.StockText) else {}
     if isinstance(stock_answers, Check) and stock_answers.state == "invalid":
         results[ANSWERS_STOCK] = stock_answers
     try:
@@ -195,7 +195,10 @@ def run(
 
 
 def _judged(
-    policy: GenerationPolicy, server: QuestionedServer, stock: StockText | Check, quick: bool
+    policy: text_checks.GenerationPolicy,
+    server: QuestionedServer,
+    stock: dirty_text.StockText | Check,
+    quick: bool,
 ) -> Iterator[Check]:
     """Yield the checks in the order of the questions."""
     client, kind, prompts = server.client, server.kind, policy.prompts
@@ -218,7 +221,7 @@ def _judged(
         # These checks do not decide here; a release policy that asks for them does not accept that.
         yield from (not_run(name, skipped, "policy-skips", required=False) for name in DIRTY)
     else:
-        rates = DirtyText(policy, client, kind.wrap, server.recipe)
+        rates = dirty_text.DirtyText(policy, client, kind.wrap, server.recipe)
         yield from rates.judge(client, stock, server.deadline)
     yield text_checks.corrupted(client.metrics())
     yield _deep_decode(policy, server)
@@ -227,12 +230,12 @@ def _judged(
 
 
 def record(
-    policy: GenerationPolicy,
+    policy: text_checks.GenerationPolicy,
     client: Client,
     profile: str,
     recipe: Recipe | None,
     served: ServerIdentity,
-) -> StockText:
+) -> dirty_text.StockText:
     """
     Return which questions *client* answers wrongly, whose identity is *served*.
 
@@ -250,10 +253,10 @@ def record(
     wrong = {check.name: tuple(sample.case for sample in check.samples) for check in answered}
     # Chats of a server that ended meanwhile are no wrong answers.
     client.metrics()
-    return StockText(served, shape(policy, profile), wrong=wrong)
+    return dirty_text.StockText(served, shape(policy, profile), wrong=wrong)
 
 
-def shape(policy: GenerationPolicy, profile: str) -> str:
+def shape(policy: text_checks.GenerationPolicy, profile: str) -> str:
     """Return a digest of the questions whose answers are right or wrong."""
     wrap = policy.profiles[profile].wrap
     return sha256_bytes(
@@ -269,7 +272,7 @@ def _complete(client: Client, texts: Mapping[str, str], tokens: int) -> dict[str
     }
 
 
-def _contexts(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check]:
+def _contexts(policy: text_checks.GenerationPolicy, server: QuestionedServer) -> Iterator[Check]:
     """Yield, for each length of the kind, whether all facts in a text so long are retrieved."""
     wrap, room = server.kind.wrap, server.limit - FACT_TOKENS
     for length in server.kind.context:
@@ -303,7 +306,7 @@ def _too_short(name: str, tokens: int, server: QuestionedServer) -> Check:
     )
 
 
-def _chats(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check]:
+def _chats(policy: text_checks.GenerationPolicy, server: QuestionedServer) -> Iterator[Check]:
     """Yield a check for each ability."""
     recipe = server.recipe
     for ability, name in ABILITIES.items():
@@ -326,7 +329,7 @@ def _chats(policy: GenerationPolicy, server: QuestionedServer) -> Iterator[Check
         yield text_checks.right(name, f"{name}-wrong", samples, count, count, stock_wrong)
 
 
-def _chat_fault(client: Client, chat: Chat) -> str:
+def _chat_fault(client: Client, chat: text_checks.Chat) -> str:
     """Return what is wrong with the answer to *chat*; empty if nothing is."""
     content: object = chat.text
     if chat.image:
@@ -349,11 +352,11 @@ def _chat_fault(client: Client, chat: Chat) -> str:
     return text_checks.chat_fault(chat, answer)
 
 
-def _deep_decode(policy: GenerationPolicy, server: QuestionedServer) -> Check:
+def _deep_decode(policy: text_checks.GenerationPolicy, server: QuestionedServer) -> Check:
     """Return whether a long generation after a prefix from the cache follows from its text."""
     name, wanted = "deep-decode", server.kind.deep
     # Blocks of a hybrid model are so large that a short prompt would have none in the cache.
-    length = max(policy.deep.prompt, 2 * server_under_test.cache_block(server.client.metrics()) + 1)
+    length = max(policy.deep.prompt, 2 * cache_block(server.client.metrics()) + 1)
     if length + wanted > server.limit:
         return _too_short(name, length + wanted, server)
     prompt = server.client.tokenize(long_text(policy.line, length))[:length]
@@ -367,7 +370,7 @@ def _deep_decode(policy: GenerationPolicy, server: QuestionedServer) -> Check:
     )
 
 
-def _sound_depth(deep: Deep, prompt: Sequence[int], wanted: int, client: Client) -> int:
+def _sound_depth(deep: text_checks.Deep, prompt: Sequence[int], wanted: int, client: Client) -> int:
     """
     Return how many of the *wanted* tokens of a long generation after *prompt* are sound.
 
@@ -381,7 +384,7 @@ def _sound_depth(deep: Deep, prompt: Sequence[int], wanted: int, client: Client)
     answer = ask(prompt, max_tokens=wanted, temperature=deep.temperature, cache_salt=salt)
     every = min(deep.every, wanted // 8)
     positions = range(every, len(answer.tokens), every)
-    decoded, expected = list[Row](), list[Row]()
+    decoded, expected = list[logprobs.Row](), list[logprobs.Row]()
     for position in positions:
         text = [*prompt, *answer.tokens[:position]]
         probe = ask(text, max_tokens=1, cache_salt=uuid.uuid4().hex)
@@ -397,10 +400,10 @@ def _sound_depth(deep: Deep, prompt: Sequence[int], wanted: int, client: Client)
     return text_checks.sound_tokens(distances, deep.kl_max, len(answer.tokens))
 
 
-def _drafts(server: QuestionedServer, rates: DirtyText) -> Check:
+def _drafts(server: QuestionedServer, rates: dirty_text.DirtyText) -> Check:
     """Return whether answers are dirty more often with drafts; a clean server is not relaunched."""
     name = "dirty-text-drafts"
-    if not server.client.metrics().get(server_under_test.DRAFTS):
+    if not server.client.metrics().get(DRAFTS):
         message = "no token was drafted"
         if server.recipe and server.recipe.speculation:
             return failed(name, message, "speculation-absent")
@@ -414,7 +417,7 @@ def _drafts(server: QuestionedServer, rates: DirtyText) -> Check:
         return rates.drafts_check(plain)
 
 
-def estimate(policy: GenerationPolicy, pace: Pace, profile: str = "default") -> float:
+def estimate(policy: text_checks.GenerationPolicy, pace: Pace, profile: str = "default") -> float:
     """
     Return the seconds of the gate for a clean server.
 
@@ -428,7 +431,7 @@ def estimate(policy: GenerationPolicy, pace: Pace, profile: str = "default") -> 
         sum(lengths) + 2 * max(lengths, default=0) * ("maximum" in kind.context)
     )
     read += (kind.deep // policy.deep.every) * (policy.deep.prompt + kind.deep // 2)
-    read += sampled * rules.blocks * server_under_test.LARGE_BLOCK
+    read += sampled * rules.blocks * LARGE_BLOCK
     written: float = len(policy.prompts) * policy.tokens + kind.deep
     written += (1 + 1 / BATCH) * sampled * rules.tokens
     return read / pace.prefill_tokens_s + written / pace.decode_tokens_s

@@ -50,8 +50,15 @@ from sparkwright.bench.server.client import (
 )
 from sparkwright.core.files import sha256_bytes
 from sparkwright.core.states import State
-from sparkwright.gates.core import server_under_test
-from sparkwright.gates.core.server_under_test import Pace, ServerIdentity, read_recorded
+from sparkwright.gates.core.server_under_test import (
+    CACHE_HITS,
+    LARGE_BLOCK,
+    Pace,
+    ServerIdentity,
+    cache_block,
+    prompt_length,
+    read_recorded,
+)
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -400,7 +407,7 @@ def record(policy: LogprobsPolicy, server: Client, served: ServerIdentity) -> Re
     for name, mode in MODES.items():
         floors[name], _ = decode(policy, server, policy.prompts(texts), mode)
     hits = dict[str, float]()
-    for name in CACHED if server_under_test.cache_block(server.metrics()) else ():
+    for name in CACHED if cache_block(server.metrics()) else ():
         stored, prompts, _ = _cached_prompts(policy, texts, server, name)
         floors[name], hits[name] = _decode_after_cache(policy, server, prompts, stored)
     means = {name: values.tolist() for name, values in floors.items()}
@@ -451,7 +458,7 @@ def estimate(policy: LogprobsPolicy, pace: Pace) -> float:
     blocks = 3 * len(CACHED) * policy.decode_texts * policy.cached_blocks
     generated = (len(MODES) + len(CACHED)) * policy.decode_texts * policy.decode_tokens
     requests = policy.texts + 3 * (len(MODES) + len(CACHED)) * policy.decode_texts
-    prefill = (scored + plain + blocks * server_under_test.LARGE_BLOCK) / pace.prefill_tokens_s
+    prefill = (scored + plain + blocks * LARGE_BLOCK) / pace.prefill_tokens_s
     return prefill + generated / pace.decode_tokens_s + requests / pace.requests_s
 
 
@@ -553,7 +560,7 @@ def _after_cached_blocks(
     Return whether tokens after blocks of the prefix cache are those after a cold prompt, and
     enough are found there beside what the stock wheel finds.
     """
-    block = server_under_test.cache_block(server.metrics())
+    block = cache_block(server.metrics())
     if not block:
         message = "There is no prefix cache in this configuration"
         announced = ", and the recipe announces one." if announces_cache else ", as it announces."
@@ -707,9 +714,9 @@ def _decode_after_cache(
     stored: Sequence[list[int]],
 ) -> tuple[Floats, float]:
     """Return the KL of `decode` after *stored* prompts, and the tokens found in the cache."""
-    before = server.metrics().get(server_under_test.CACHE_HITS, 0.0)
+    before = server.metrics().get(CACHE_HITS, 0.0)
     kl, _ = decode(policy, server, prompts, stored=stored)
-    return kl, server.metrics().get(server_under_test.CACHE_HITS, 0.0) - before
+    return kl, server.metrics().get(CACHE_HITS, 0.0) - before
 
 
 def _cached_prompts(
@@ -722,9 +729,9 @@ def _cached_prompts(
     How many of the shared blocks can be found depends on the model: a hybrid keeps its state at
     some blocks of a prompt alone, and drafts cost the last block that was found.
     """
-    block = server_under_test.cache_block(server.metrics())
+    block = cache_block(server.metrics())
     room = server.max_model_len() - policy.decode_tokens
-    length = server_under_test.prompt_length(block, policy.cached_blocks, room)
+    length = prompt_length(block, policy.cached_blocks, room)
     # Prompts that begin with different tokens have no block in common.
     corpus = itertools.cycle(itertools.chain.from_iterable(texts))
     first = sorted(set().union(*texts))

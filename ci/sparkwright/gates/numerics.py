@@ -22,9 +22,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from sparkwright.builder import toolchain
-from sparkwright.builder.toolchain import Toolchain
 from sparkwright.core import process
-from sparkwright.core.process import Limits
 from sparkwright.core.words import NAME_UNKNOWN
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import nvfp4
@@ -158,7 +156,12 @@ class Program:
     """
 
     def __init__(
-        self, unit: Unit, tree: Path | None, includes: Sequence[Path], folder: Path, limits: Limits
+        self,
+        unit: Unit,
+        tree: Path | None,
+        includes: Sequence[Path],
+        folder: Path,
+        limits: process.Limits,
     ) -> None:
         self._folder, self._limits = folder, limits
         for name in unit.empty:
@@ -338,7 +341,7 @@ class NumericsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         limits: Of each compiler and of each converter.
     """
 
-    limits: Limits
+    limits: process.Limits
     units: tuple[Unit, ...] = ()
 
     @property
@@ -370,7 +373,7 @@ def source_trees(context: RunContext, policy: NumericsPolicy) -> dict[str, Path]
     return trees
 
 
-def include_folders(tools: Toolchain) -> tuple[Path, ...]:
+def include_folders(tools: toolchain.Toolchain) -> tuple[Path, ...]:
     """Return the folders of the toolkit's and torch's headers, as the builds search them."""
     torch = sorted(tools.root.glob("lib/python3.*/site-packages/torch/include"))
     return (tools.cuda / "include", tools.cuda / "include" / "cccl", *torch)

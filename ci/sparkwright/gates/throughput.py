@@ -21,9 +21,7 @@ from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.machine import state_checks
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.model import checkpoint, modules
-from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import preflight, recipe as recipes, workloads
-from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.results import CellResult, Measurement, Result, Series, Subject
 from sparkwright.bench.server import wheel_identity
@@ -32,7 +30,6 @@ from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.server_process import Server
 from sparkwright.bench.statistics import evidence_path
 from sparkwright.cherry_picks import effects
-from sparkwright.cherry_picks.effects import PromisedEffect
 from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file
 from sparkwright.core.states import State
@@ -57,13 +54,6 @@ from sparkwright.gates.core.verdict import (
     invalid,
     not_run,
     passed,
-)
-from sparkwright.gates.throughput_run import (
-    ExperimentStart,
-    MeasurementJournal,
-    Runner,
-    RunSpec,
-    ThroughputPolicy,
 )
 
 #: A cache that has seen a prompt makes its time to first token vanish (vllm #54227).
@@ -183,7 +173,7 @@ class Experiment:
             for side, plan in self._plans.items():
                 megabytes = max(plan.kept_free, machine.policy.floor)
                 self._plans[side] = replace(plan, kept_free=megabytes)
-            spec = RunSpec(
+            spec = throughput_run.RunSpec(
                 self.cells,
                 generator,
                 machine,
@@ -197,13 +187,13 @@ class Experiment:
             host = {**ladder.host_facts(), **machine.firmware()}
             journal = self._journal(
                 resident,
-                model_digest(model),
-                options.original and model_digest(options.original),
+                checkpoint.model_digest(model),
+                options.original and checkpoint.model_digest(options.original),
                 host,
                 generator.name,
                 sorted(set(map(sha256_file, texts.values()))),
             )
-            runner = Runner(spec, self._servers, journal)
+            runner = throughput_run.Runner(spec, self._servers, journal)
             preheat = self._policies.machine.preheat if options.preheat is None else options.preheat
             if hindrances := machine.settle(preheat):
                 runner.stopped = "invalid", hindrances[0]
@@ -216,7 +206,7 @@ class Experiment:
                 journal.end()
         return result
 
-    def _journal(self, *conditions: object) -> MeasurementJournal:
+    def _journal(self, *conditions: object) -> throughput_run.MeasurementJournal:
         """
         Open the journal of this experiment, which is continued if it was interrupted.
 
@@ -226,8 +216,9 @@ class Experiment:
         path = self._logs / f"gate-{sha256_bytes(canonical(about))[:16]}.jsonl"
         wheel = self._subjects["candidate"].sha256
         number = ladder.attempts(self._context.output, wheel, "G8", options.recipe)
-        journal = MeasurementJournal(
-            path, ExperimentStart(time.time_ns() % 2**31, time.time(), max(1, number))
+        journal = throughput_run.MeasurementJournal(
+            path,
+            throughput_run.ExperimentStart(time.time_ns() % 2**31, time.time(), max(1, number)),
         )
         if journal.launches:
             console.note(f"continuing after {len(journal.launches)} launches; without {path}, anew")
@@ -262,7 +253,11 @@ class Experiment:
         return checks
 
     def _result(
-        self, journal: MeasurementJournal, runner: Runner, host: dict[str, str], generator: str
+        self,
+        journal: throughput_run.MeasurementJournal,
+        runner: throughput_run.Runner,
+        host: dict[str, str],
+        generator: str,
     ) -> Result:
         options, begun, decision = self._options, journal.begun, runner.decision
         assert options.serve
@@ -349,9 +344,9 @@ _UNSAFE_IN_FILE = re.compile(r"[^A-Za-z0-9._+-]+")
 
 
 def estimate(
-    policy: ThroughputPolicy,
+    policy: throughput_run.ThroughputPolicy,
     pace: Pace,
-    cells: Sequence[WorkloadCell],
+    cells: Sequence[workloads.WorkloadCell],
     *,
     resident: bool = True,
 ) -> float:
@@ -427,7 +422,7 @@ def _row(cell: CellResult, series: Series, result: Result) -> Check:
 
 
 def effect_checks(
-    result: Result, root: Path, own: Mapping[str, PromisedEffect] | None = None
+    result: Result, root: Path, own: Mapping[str, effects.PromisedEffect] | None = None
 ) -> Iterator[Check]:
     """
     Yield whether the gate of *result* shows the gains that changes of its stack promise for its
@@ -437,7 +432,7 @@ def effect_checks(
     share. A gain that is neither shown nor excluded, or was not measured, decides nothing.
     """
     promises = {**effects.promises(root, result.candidate.stack, result.recipe), **(own or {})}
-    promised = list[tuple[str, PromisedEffect, CellResult, Series]]()
+    promised = list[tuple[str, effects.PromisedEffect, CellResult, Series]]()
     for name, promise in promises.items():
         before = len(promised)
         for cell in result.cells:

@@ -40,16 +40,6 @@ from sparkwright.gates import (
     wheel_audit,
 )
 from sparkwright.gates.core import ladder, policy
-from sparkwright.gates.core.ladder import (
-    GATES,
-    SERVED,
-    STOPPED,
-    UNSERVED,
-    Gate,
-    GateResult,
-    VerdictFile,
-)
-from sparkwright.gates.core.policy import GatePolicies
 from sparkwright.gates.core.server_under_test import (
     GateOptions,
     Pace,
@@ -67,7 +57,6 @@ from sparkwright.gates.core.verdict import (
     invalid,
     passed,
 )
-from sparkwright.gates.throughput import Experiment
 
 #: Files in the folder of a reference, beside the sampled text and the answers to the task.
 PACE = "pace.json"
@@ -110,7 +99,9 @@ GATE_NEEDS: Mapping[str, GateNeeds] = {
 }
 
 
-def questions_s(gate: str, policies: GatePolicies, pace: Pace, profile: str, seats: int) -> float:
+def questions_s(
+    gate: str, policies: policy.GatePolicies, pace: Pace, profile: str, seats: int
+) -> float:
     """
     Return the seconds of the questions of *gate* to a server of that *pace*.
 
@@ -187,7 +178,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def gate(self, name: str, blocked: Check | None = None) -> Gate:
+    def gate(self, name: str, blocked: Check | None = None) -> ladder.Gate:
         """
         Return the gate *name*, ready to run.
 
@@ -200,7 +191,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         """
         options = self._options
         blocked = blocked or self._lacking(name)
-        if name in SERVED and not blocked:
+        if name in ladder.SERVED and not blocked:
             self._require_fit()
             self.server.require_plan()
         digest = ""
@@ -209,13 +200,13 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             digest = self._policies.digest(name, self._recipe, options.profile, settings)
         elif not blocked:
             digest = self._audit.policy if name == "G0" else self._experiment.digest
-        return Gate(
+        return ladder.Gate(
             name,
             digest,
             partial(self._result, name),
-            options.recipe if name in SERVED else "",
+            options.recipe if name in ladder.SERVED else "",
             blocked,
-            self._model if name in SERVED else "",
+            self._model if name in ladder.SERVED else "",
         )
 
     def _require_fit(self) -> None:
@@ -246,7 +237,11 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         return against / file if against and (against / file).exists() else None
 
     def climb(
-        self, gates: Sequence[Gate], file: VerdictFile | None, *, keep_going: bool = False
+        self,
+        gates: Sequence[ladder.Gate],
+        file: ladder.VerdictFile | None,
+        *,
+        keep_going: bool = False,
     ) -> Ladder:
         """Run *gates*, which `gate` returned, as `ladder.climb` does."""
         options = self._options
@@ -266,18 +261,18 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def _model(self) -> str:
         return model_digest(self._options.serve) if self._options.serve else ""
 
-    def _result(self, name: str) -> GateResult:
+    def _result(self, name: str) -> ladder.GateResult:
         """Run the gate *name*; a server that does not run, or runs another wheel, is a check."""
         if name == "G0":
-            return GateResult(wheel_audit.run(self._audit), self._audit.device_code)
+            return ladder.GateResult(wheel_audit.run(self._audit), self._audit.device_code)
         if name == "G8":
             return self._throughput()
-        if name in UNSERVED:
-            return GateResult(self._run(name))
+        if name in ladder.UNSERVED:
+            return ladder.GateResult(self._run(name))
         ended = self._ended()
         # If the server does not run, G3 says why in a check of its own.
         checks = (ended,) if ended and name != "G3" else self._run(name)
-        return GateResult((*checks, self._served) if self._options.wheel else checks)
+        return ladder.GateResult((*checks, self._served) if self._options.wheel else checks)
 
     def _run(self, name: str) -> tuple[Check, ...]:
         """Return the checks of a gate from G1 to G7."""
@@ -383,7 +378,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             return None
         # A verdict holds no path of this machine.
         console.warn(f"The server's log: {server.log}")
-        return invalid(STOPPED[0].name, f"the server does not run: {server.failure}", server.reason)
+        return invalid(
+            ladder.STOPPED[0].name, f"the server does not run: {server.failure}", server.reason
+        )
 
     def _fault(self) -> Check | None:
         """Return why answers of the server are none of the wheel; None if they are."""
@@ -446,11 +443,11 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         return cached_audit(self._context, self._options.wheel, fetch=True)
 
     @cached_property
-    def _experiment(self) -> Experiment:
+    def _experiment(self) -> throughput.Experiment:
         assert self._recipe
-        return Experiment(self._context, self._options, self._policies, self._recipe)
+        return throughput.Experiment(self._context, self._options, self._policies, self._recipe)
 
-    def _throughput(self) -> GateResult:
+    def _throughput(self) -> ladder.GateResult:
         """Return the result of G8."""
         options, root = self._options, self._context.project.root
         # Two servers and their load need the machine alone.
@@ -464,7 +461,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             self._same_wheel("candidate-wheel", options.wheel, options.python),
             self._same_wheel("baseline-wheel", options.baseline, options.baseline_python),
         )
-        return GateResult(checks, evidence=sha256_file(path))
+        return ladder.GateResult(checks, evidence=sha256_file(path))
 
     def pace(self) -> Pace | None:
         """Return the pace of the server, with its first start; None if it did not answer."""
@@ -534,7 +531,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def _recorded(self) -> list[str]:
         """Return the names of the files that the gates compare with, the pace first."""
         options, recipe = self._options, self._recipe
-        names = set(options.only or GATES)
+        names = set(options.only or ladder.GATES)
         profile = self._policies.generation.profiles[options.profile]
         # Without a floor, G6 does not run.
         floor = not recipe or options.task in recipe.floors

@@ -8,7 +8,6 @@ command continues behind it, as long as its verdict is the one beside the wheel.
 the stock wheel alone, so the next wheel of ours takes it, too.
 """
 
-import contextlib
 import math
 import os
 import tempfile
@@ -27,7 +26,6 @@ from sparkwright.bench import results
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import preflight, recipe as recipes, workloads
 from sparkwright.bench.records import Metric
-from sparkwright.bench.results import Result
 from sparkwright.bench.server import warm_pack, wheel_identity
 from sparkwright.client.environment import Marker, installed_at
 from sparkwright.client.records import WarmPack
@@ -47,17 +45,6 @@ from sparkwright.gates.core.builder import (
     GateNeeds,
     questions_s,
 )
-from sparkwright.gates.core.ladder import (
-    GATES,
-    SERVED,
-    STEP_FAILED,
-    STOPPED,
-    UNREACHABLE,
-    UNSERVED,
-    VerdictFile,
-    step_failed,
-)
-from sparkwright.gates.core.policy import GatePolicies
 from sparkwright.gates.core.server_under_test import (
     GateOptions,
     Pace,
@@ -70,10 +57,10 @@ ENVIRONMENTS, REFERENCE = "environments", "reference"
 TITLES: Mapping[str, str] = {
     ENVIRONMENTS: "install our wheel, and the stock wheel with the same other packages",
     REFERENCE: "start the stock wheel, and record what the gates compare with",
-    **GATES,
+    **ladder.GATES,
 }
 #: The steps and the gates, in their order.
-STEPS = (ENVIRONMENTS, *UNSERVED, REFERENCE, *SERVED)
+STEPS = (ENVIRONMENTS, *ladder.UNSERVED, REFERENCE, *ladder.SERVED)
 #: Seconds of both environments, and of a start beside the reading of the weights, as
 #: `GateNeeds.rehearsed_s`.
 ENVIRONMENTS_S, START_S = 180.0, 75.0
@@ -85,7 +72,7 @@ FINISHED, PACK = "finished.json", "pack.json"
 
 def gate_seconds(
     root: Path,
-    policies: GatePolicies,
+    policies: policy.GatePolicies,
     pace: Pace,
     decides: Mapping[str, tuple[Metric, ...]],
     seats: int,
@@ -113,7 +100,7 @@ def gate_seconds(
 
 
 def reference_seconds(
-    policies: GatePolicies,
+    policies: policy.GatePolicies,
     pace: Pace,
     seats: int,
     gates: Collection[str],
@@ -184,7 +171,7 @@ class NightStep(msgspec.Struct, frozen=True):
 def state_of(steps: Sequence[NightStep]) -> State:
     """Return the worst state of all gates; one that *steps* leave out is not-run."""
     states = {step.name: step.state for step in steps}
-    return worst(states.get(name, "not-run") for name in GATES)
+    return worst(states.get(name, "not-run") for name in ladder.GATES)
 
 
 def answer(
@@ -208,7 +195,7 @@ def answer(
 def _missing(steps: Sequence[NightStep], requested: Sequence[str]) -> Iterator[str]:
     """Yield each cause that keeps the wheel from being verified, with its gates."""
     for step in steps:
-        if step.name not in GATES and step.state == "fail":
+        if step.name not in ladder.GATES and step.state == "fail":
             yield f"{step.name} could not be made ({step.message})"
     causes: dict[str, list[str]] = {}
     for state in ORDER[:-1]:
@@ -217,7 +204,7 @@ def _missing(steps: Sequence[NightStep], requested: Sequence[str]) -> Iterator[s
                 cause = f"{state} ({'; '.join(unmet(step.verdict)[:NAMED])})"
                 causes.setdefault(cause, []).append(step.name)
     finished = {step.name for step in steps}
-    for name in GATES:
+    for name in ladder.GATES:
         if name not in finished:
             cause = "not run yet" if name in requested else "not asked for"
             causes.setdefault(cause, []).append(name)
@@ -233,7 +220,10 @@ def unmet(verdict: Verdict) -> list[str]:
     for check in verdict.checks:
         if check.required and check.state == verdict.state:
             # The row of the step that failed has the message.
-            short = check.name != STOPPED[0].name or check.reason in (STEP_FAILED, UNREACHABLE)
+            short = check.name != ladder.STOPPED[0].name or check.reason in (
+                ladder.STEP_FAILED,
+                ladder.UNREACHABLE,
+            )
             texts.append(f"{check.name if short else check.message}: {check.reason}")
     return texts
 
@@ -242,12 +232,12 @@ def render_page(**values: Any) -> str:
     """Return the page: one file, without scripts. The template names the *values*."""
     template = pages.environment("sparkwright.gates.core").get_template("night.html")
     return template.render(
-        gates=GATES, version=__version__, duration=duration, view=results, **values
+        gates=ladder.GATES, version=__version__, duration=duration, view=results, **values
     )
 
 
 def lasting_passes(
-    policies: GatePolicies, verdicts: Iterable[Verdict], host: Mapping[str, str]
+    policies: policy.GatePolicies, verdicts: Iterable[Verdict], host: Mapping[str, str]
 ) -> dict[str, Verdict]:
     """
     Return the passes among the *verdicts* of a wheel that no night repeats, by gate: G1, which
@@ -302,8 +292,8 @@ class Night:
         self._subject, self._stock = wheels.read_subject(options.wheel), stock
         self._model, self._pythons = options.serve, pythons
         self._resident = preflight.both_fit(self._recipe, options.original or self._model)
-        self._names = [name for name in GATES if name in (options.only or GATES)]
-        self._served = [name for name in self._names if name in SERVED]
+        self._names = [name for name in ladder.GATES if name in (options.only or ladder.GATES)]
+        self._served = [name for name in self._names if name in ladder.SERVED]
         #: The gates for which the reference is recorded; none if the user names it.
         self._comparing = [
             name for name in self._names if GATE_NEEDS[name].recorded and not options.against
@@ -409,7 +399,7 @@ class Night:
             load = self._recipe.soak_seconds or self._policies.soak.seconds
             shortest = self._policies.soak.shortest if self._hours else load
             return min(load, shortest) + seconds, source
-        return seconds, source if name in SERVED else "docs/rehearsal"
+        return seconds, source if name in ladder.SERVED else "docs/rehearsal"
 
     def _gate_seconds(self, name: str) -> float:
         """Return the estimated seconds of the gate *name*; G8 counts both servers."""
@@ -474,11 +464,11 @@ class Night:
         options, store = replace(self._options, python=python), self._context.store
         assert options.wheel
         stack, beside = self._context.project.stack, options.wheel.parent
-        file = VerdictFile(store, self._context.output, self._subject, stack, beside)
+        file = ladder.VerdictFile(store, self._context.output, self._subject, stack, beside)
         # G0 to G2 need no server, only the wheel, its sources and (G2) its environment.
         self._climb(
             replace(options, serve=None, recipe=""),
-            [name for name in self._names if name in UNSERVED],
+            [name for name in self._names if name in ladder.UNSERVED],
             file,
         )
         if self._comparing:
@@ -495,7 +485,11 @@ class Night:
     def _reason_not_to_begin(self, name: str) -> Check | None:
         """Return why the step *name* is not done: an earlier failure, what it needs, or time."""
         for step in self._steps.values():
-            if step.name in GATES and step.state in ("fail", "invalid") and not self._keep_going:
+            if (
+                step.name in ladder.GATES
+                and step.state in ("fail", "invalid")
+                and not self._keep_going
+            ):
                 message = f"{step.name} is {step.state}, and the ladder stops there"
                 return ladder.stopped(message, "earlier-failed")
         needs = GATE_NEEDS.get(name, GateNeeds())
@@ -530,12 +524,12 @@ class Night:
                 self._context.store.write(self._complete, b"")
         except Exception as error:
             state = "fail"
-            blocked = step_failed(error)
+            blocked = ladder.step_failed(error)
         self._unrecorded = blocked
         message = blocked.message if blocked else "every file is there"
         self._finish(NightStep(REFERENCE, state, message, time.monotonic() - began, expected))
 
-    def _climb(self, options: GateOptions, names: Sequence[str], file: VerdictFile) -> None:
+    def _climb(self, options: GateOptions, names: Sequence[str], file: ladder.VerdictFile) -> None:
         """Run each of the gates *names* that is not finished, or write why it cannot begin."""
         if not names:
             return
@@ -550,7 +544,7 @@ class Night:
                 try:
                     gate = builder.gate(name, blocked)
                 except Exception as error:
-                    gate = builder.gate(name, step_failed(error))
+                    gate = builder.gate(name, ladder.step_failed(error))
                 (verdict,) = builder.climb([gate], file).verdicts
                 message = "; ".join(unmet(verdict))
                 if self._pack and options.caches and verdict.measured:
@@ -561,7 +555,7 @@ class Night:
                     )
                 )
                 # The pace of a server that does not answer would be waited for.
-                if name in SERVED and name != "G8" and verdict.state != "invalid":
+                if name in ladder.SERVED and name != "G8" and verdict.state != "invalid":
                     self._own_pace = self._own_pace or builder.pace()
                 console.note(f"about {self._behind_s(name) / 60:.0f} minutes remain")
 
@@ -594,7 +588,7 @@ class Night:
 
     # The warm pack.
 
-    def _climb_served(self, options: GateOptions, file: VerdictFile) -> None:
+    def _climb_served(self, options: GateOptions, file: ladder.VerdictFile) -> None:
         """
         Run the gates of our server: the first one without caches, and the others with the warm pack
         of what that left. A night that makes none has the caches of the environment.
@@ -605,11 +599,7 @@ class Night:
         names, first, marker = list(self._served), self._first_unfinished, self._find_pack()
         # Compiled files hold the path of their cache, so it is in a temporary folder, which tells
         # nothing of this machine; the pack lies elsewhere than what it was made of.
-        with (
-            tempfile.TemporaryDirectory(prefix="warm-", ignore_cleanup_errors=True)
-            if marker
-            else contextlib.nullcontext("")
-        ) as folder:
+        with tempfile.TemporaryDirectory(prefix="warm-", ignore_cleanup_errors=True) as folder:
             cold, warm = Path(folder, "cold"), Path(folder, "pack")
             if marker and not self._pack and first not in ("", "G8"):
                 warm_pack.give(cold, options.server_user)
@@ -735,7 +725,7 @@ class Night:
         """Return the file of the wheel's name with *suffix* in the output folder."""
         return self._context.output / f"{self._subject.file.removesuffix('.whl')}.{suffix}"
 
-    def _result(self) -> Result | None:
+    def _result(self) -> results.Result | None:
         """Return the measurements of G8, if they are those of its verdict."""
         step = self._steps.get("G8")
         path = self._beside(f"{self._recipe.name}.throughput.json")

@@ -454,7 +454,7 @@ def prompt_length(block: int, blocks: int, room: int) -> int:
     return count * block + block // 2
 
 
-def repeat(client: Client, tokens: list[int], salt: str) -> PrefixCache:
+def repeat_prompt(client: Client, tokens: list[int], salt: str) -> PrefixCache:
     """Send the prompt *tokens* twice under *salt*, and return what the second one found."""
     block = cache_block(client.metrics())
     client.complete(tokens, max_tokens=1, cache_salt=salt)
