@@ -125,8 +125,7 @@ class KernelLog(io.FileIO):
                 return
             # ``6,339,5140900,-;NET: Registered``, and lines of further fields, which are indented.
             for line in record.decode("utf-8", "replace").splitlines():
-                fault = None if line.startswith(" ") else finding(line.partition(";")[2])
-                if fault:
+                if not line.startswith(" ") and (fault := finding(line.partition(";")[2])):
                     yield fault
 
 

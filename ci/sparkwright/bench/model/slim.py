@@ -281,8 +281,7 @@ class Slimming:
             try:
                 results = pool.map(partial(self._write_shard, out, exponents), self._shards)
                 for shard, record in zip(self._shards, results, strict=True):
-                    shards = {**self.record.shards, shard: record}
-                    self.record = replace(self.record, shards=shards)
+                    self.record = replace(self.record, shards={**self.record.shards, shard: record})
                     store.write_file(out / RECORD, _json(self.record))
                     progress.update(progress.done + (self._folder / shard).stat().st_size)
             finally:
