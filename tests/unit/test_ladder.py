@@ -34,7 +34,7 @@ from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.ladder import (
     GATES,
     Gate,
-    GateResult,
+    GateFindings,
     VerdictFile,
     attempts,
     climb,
@@ -72,14 +72,14 @@ Opened = Callable[..., VerdictFile]
 
 
 def gate(name: str, state: str = "pass", recipe: str = "") -> Gate:
-    return Gate(name, "", lambda: GateResult((CHECKS[state],)), recipe)
+    return Gate(name, "", lambda: GateFindings((CHECKS[state],)), recipe)
 
 
 class Killed(BaseException):
     """Stands for a kill, behind which nothing of the program runs."""
 
 
-def breaks() -> GateResult:
+def breaks() -> GateFindings:
     raise Killed
 
 
@@ -110,7 +110,7 @@ def test_ladder_stops_at_the_first_failure(state: str) -> None:
 
 def test_a_gate_measured_again_replaces_its_own_verdict_only() -> None:
     """Verdicts are merged by gate and recipe; a gate that could not run replaces nothing; order is that of the gates."""
-    audited = Gate("G0", "", lambda: GateResult((CHECKS["pass"],), "d" * 64))
+    audited = Gate("G0", "", lambda: GateFindings((CHECKS["pass"],), "d" * 64))
     before = run(gate("G8", "inconclusive", "a"), audited, gate("G4", recipe="a"))
     now = run(gate("G8", "pass", "a"), gate("G4", "fail", "b"), gate("G0", "not-run"), keep_going=True)
     merged = merge(before, now)
@@ -151,7 +151,7 @@ def test_every_attempt_is_logged_and_the_file_holds_the_newest(opened: Opened) -
     counts = [attempts(file.log.parent, WHEEL.sha256, name, recipe) for name, recipe in (("G4", "a"), ("G4", "b"), ("G8", "a"))]
     assert counts == [3, 2, 0]
 
-    def ctrl_c() -> GateResult:
+    def ctrl_c() -> GateFindings:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -181,7 +181,7 @@ def test_a_full_disk_and_a_fault_of_ours_are_rows_and_charge_no_attempt(
 ) -> None:
     """The next gate runs; the row names no path, and the log of a fault does."""
 
-    def fails() -> GateResult:
+    def fails() -> GateFindings:
         raise error
 
     result = run(Gate("G4", "", fails, "a"), gate("G5", recipe="a"), file=(file := opened()))

@@ -180,8 +180,8 @@ def raise_for_findings(*reports: AuditReport) -> None:
     details = list[str]()
     for report in reports:
         for finding in report.findings:
-            place = finding.library or report.subject.file
-            details.append(f"{finding.rule}: {place}: {finding.text}")
+            file = finding.library or report.subject.file
+            details.append(f"{finding.rule}: {file}: {finding.text}")
     if details:
         files = ", ".join(report.subject.file for report in reports if not report.passed)
         raise BuildError(

@@ -199,10 +199,10 @@ def examine(
         sites: The changes of the rules in that tree.
     """
     units, deciding = [], _deciding_calls(calls)
-    kept = {entry.unit: entry for entry in rules.kept}
+    exceptions = {entry.unit: entry for entry in rules.kept}
     for unit in configured:
         verdict, reason = _verdict(unit.gencode, arch), ""
-        entry = kept.get(unit.source)
+        entry = exceptions.get(unit.source)
         if verdict != "native" and entry and _is_loadable(unit.gencode, entry.gencode, arch):
             verdict, reason = "kept", entry.reason
         names = (unit.source, unit.target, "CMAKE_CUDA_ARCHITECTURES")

@@ -261,18 +261,18 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def _model(self) -> str:
         return model_digest(self._options.serve) if self._options.serve else ""
 
-    def _result(self, name: str) -> ladder.GateResult:
+    def _result(self, name: str) -> ladder.GateFindings:
         """Run the gate *name*; a server that does not run, or runs another wheel, is a check."""
         if name == "G0":
-            return ladder.GateResult(wheel_audit.run(self._audit), self._audit.device_code)
+            return ladder.GateFindings(wheel_audit.run(self._audit), self._audit.device_code)
         if name == "G8":
             return self._throughput()
         if name in ladder.UNSERVED:
-            return ladder.GateResult(self._run(name))
+            return ladder.GateFindings(self._run(name))
         ended = self._ended()
         # If the server does not run, G3 says why in a check of its own.
         checks = (ended,) if ended and name != "G3" else self._run(name)
-        return ladder.GateResult((*checks, self._served) if self._options.wheel else checks)
+        return ladder.GateFindings((*checks, self._served) if self._options.wheel else checks)
 
     def _run(self, name: str) -> tuple[Check, ...]:
         """Return the checks of a gate from G1 to G7."""
@@ -447,7 +447,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         assert self._recipe
         return throughput.Experiment(self._context, self._options, self._policies, self._recipe)
 
-    def _throughput(self) -> ladder.GateResult:
+    def _throughput(self) -> ladder.GateFindings:
         """Return the result of G8."""
         options, root = self._options, self._context.project.root
         # Two servers and their load need the machine alone.
@@ -461,7 +461,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             self._same_wheel("candidate-wheel", options.wheel, options.python),
             self._same_wheel("baseline-wheel", options.baseline, options.baseline_python),
         )
-        return ladder.GateResult(checks, evidence=sha256_file(path))
+        return ladder.GateFindings(checks, evidence=sha256_file(path))
 
     def pace(self) -> Pace | None:
         """Return the pace of the server, with its first start; None if it did not answer."""

@@ -315,7 +315,7 @@ class VerdictFile:
             self._store.write(self.path, data + b"\n")
 
 
-class GateResult(msgspec.Struct, frozen=True):
+class GateFindings(msgspec.Struct, frozen=True):
     """
     What a gate found.
 
@@ -343,7 +343,7 @@ class Gate(msgspec.Struct, frozen=True):
 
     name: str
     policy: str
-    run: Callable[[], GateResult]
+    run: Callable[[], GateFindings]
     recipe: str = ""
     blocked: Check | None = None
     model: str = ""
@@ -413,9 +413,9 @@ def climb(
         began, clock = time.time(), time.monotonic()
         if failed and not keep_going:
             message = f"{failed.gate} is {failed.state}, and the ladder stops there"
-            result = GateResult((stopped(message, "earlier-failed"),))
+            result = GateFindings((stopped(message, "earlier-failed"),))
         elif gate.blocked:
-            result = GateResult((gate.blocked,))
+            result = GateFindings((gate.blocked,))
         else:
             if file:
                 file.begin(gate.name, gate.recipe, began)
@@ -423,10 +423,10 @@ def climb(
                 with console.step(f"{gate.name}: {GATES[gate.name]}"):
                     result = gate.run()
             except Exception as error:
-                result = GateResult((step_failed(error),))
+                result = GateFindings((step_failed(error),))
             except KeyboardInterrupt as error:
                 interruption = error
-                result = GateResult((stopped("it was ended from outside", INTERRUPTED),))
+                result = GateFindings((stopped("it was ended from outside", INTERRUPTED),))
         verdict = Verdict(
             gate.name,
             GATES[gate.name],

@@ -243,14 +243,14 @@ def lasting_passes(
     Return the passes among the *verdicts* of a wheel that no night repeats, by gate: G1, which
     needs no GPU, and G2 with the same GPU and driver as of *host*.
     """
-    found = dict[str, Verdict]()
+    lasting = dict[str, Verdict]()
     for verdict in verdicts:
         if verdict.gate not in LASTING or verdict.state != "pass":
             continue
         here = all(verdict.host.get(fact) == host[fact] for fact in LASTING[verdict.gate])
         if here and verdict.policy == policies.digest(verdict.gate):
-            found[verdict.gate] = verdict
-    return found
+            lasting[verdict.gate] = verdict
+    return lasting
 
 
 class Night:
