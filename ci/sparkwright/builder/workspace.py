@@ -312,8 +312,8 @@ class Workspace:
             "FETCHCONTENT_BASE_DIR": f"{{build}}/{configure.DEPS}",
         }
         for name in self.settings.sources:
-            folder = f"{{build}}/{configure.vendored_folder(name)}"
-            entries[f"FETCHCONTENT_SOURCE_DIR_{name.upper()}"] = folder
+            source_folder = f"{{build}}/{configure.vendored_folder(name)}"
+            entries[f"FETCHCONTENT_SOURCE_DIR_{name.upper()}"] = source_folder
         entries |= self.settings.defines
         entries["CMAKE_CUDA_FLAGS"] = (entries.get("CMAKE_CUDA_FLAGS", "") + NVCC_NAMES).strip()
         try:
