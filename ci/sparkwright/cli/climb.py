@@ -36,7 +36,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.gates import accuracy, numerics
 from sparkwright.gates.core import ladder, policy as policies
 from sparkwright.gates.core.builder import GateBuilder
-from sparkwright.gates.core.night import Night, lasting_passes
+from sparkwright.gates.core.night import Night, passed_sources
 from sparkwright.gates.core.server_under_test import GateOptions
 from sparkwright.gates.core.verdict import GateError, Ladder
 from sparkwright.gates.throughput_run import ThroughputPolicy
@@ -221,8 +221,7 @@ def _prepare(
         )
         gate_policies, wheel = policies.load(root), gate_options.wheel
         verdicts = ladder.wheel_verdicts(context.output, sha256_file(wheel)) if wheel else []
-        passed = lasting_passes(gate_policies, verdicts, ladder.host_facts())
-        if "G1" in names and "G1" not in passed:
+        if "G1" in names and not passed_sources(gate_policies, verdicts):
             if forks := numerics.missing_trees(context, gate_policies.numerics):
                 lacking.append(f"patched sources: of {', '.join(forks)}. Run sparkwright apply.")
             obtain("C++ compiler", toolchain.host_compiler)

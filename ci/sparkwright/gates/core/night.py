@@ -146,8 +146,6 @@ def _packages(python: Path) -> list[str]:
 
 #: Checks that the answer names of a gate; the others are further down.
 NAMED = 3
-#: Gates of the wheel alone whose pass lasts → the facts of the machine with which it does.
-LASTING: Mapping[str, tuple[str, ...]] = {"G1": (), "G2": ("gpu", "driver")}
 
 
 class NightStep(msgspec.Struct, frozen=True):
@@ -236,21 +234,16 @@ def render_page(**values: Any) -> str:
     )
 
 
-def lasting_passes(
-    policies: policy.GatePolicies, verdicts: Iterable[Verdict], host: Mapping[str, str]
-) -> dict[str, Verdict]:
+def passed_sources(policies: policy.GatePolicies, verdicts: Iterable[Verdict]) -> Verdict | None:
     """
-    Return the passes among the *verdicts* of a wheel that no night repeats, by gate: G1, which
-    needs no GPU, and G2 with the same GPU and driver as of *host*.
+    Return the pass of the sources (G1) among the *verdicts* of a wheel; None without one. No night
+    repeats it, as it depends on neither machine nor packages.
     """
-    lasting = dict[str, Verdict]()
+    wanted = "G1", "pass", policies.digest("G1")
     for verdict in verdicts:
-        if verdict.gate not in LASTING or verdict.state != "pass":
-            continue
-        here = all(verdict.host.get(fact) == host[fact] for fact in LASTING[verdict.gate])
-        if here and verdict.policy == policies.digest(verdict.gate):
-            lasting[verdict.gate] = verdict
-    return lasting
+        if (verdict.gate, verdict.state, verdict.policy) == wanted:
+            return verdict
+    return None
 
 
 class Night:
@@ -345,10 +338,10 @@ class Night:
         verdicts = ladder.wheel_verdicts(self._context.output, self._subject.sha256)
         # A step is not finished if its verdict was moved away, or replaced by a later attempt.
         self._steps = {name: step for name, step in steps.items() if step.verdict in verdicts}
-        for name, verdict in lasting_passes(self._policies, verdicts, self._host).items():
-            if name in self._names:
-                step = NightStep(name, "pass", "it passed before", verdict=verdict)
-                self._steps.setdefault(name, step)
+        passed = passed_sources(self._policies, verdicts)
+        if passed and "G1" in self._names:
+            step = NightStep("G1", "pass", "it passed before", verdict=passed)
+            self._steps.setdefault("G1", step)
 
     # The plan.
 
