@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -224,6 +225,18 @@ def test_fallback_in_batches_alone_fails(kernels: dict[str, tuple[str, ...]], fa
     assert judged(tmp_path, baseline=recorded(tmp_path), profile=trace(tmp_path / "t.gz"))["backends"].state == "pass"
 
 
+def test_a_prefill_that_another_process_delays_is_no_change(tmp_path: Path) -> None:
+    """Each kernel counts as in its quickest prefill; one that only some prefills have counts, too."""
+    events = json.loads(gzip.decompress(trace(tmp_path / "t.gz", (*SERVING, UNPACKING)).read_bytes()))["traceEvents"]
+    slow = json.loads(gzip.decompress(trace(tmp_path / "s.gz", (*SERVING, UNPACKING, MARLIN), duration=9000).read_bytes()))["traceEvents"]
+    for event in slow[1:]:
+        event["ts"] += 100_000
+        event.setdefault("args", {"correlation": 0})["correlation"] += 100_000
+    (tmp_path / "both.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": events + slow}).encode()))
+    found = contract.read_trace(tmp_path / "both.gz")
+    assert found["prefill"] == Counter(dict.fromkeys((*SERVING, UNPACKING), 20) | {MARLIN: 9000})
+
+
 def writing(*write: Callable[[], object], complete: Callable[..., None] = lambda *_, **__: None) -> Any:
     """Return a server whose profile writes traces."""
 
@@ -237,20 +250,20 @@ def writing(*write: Callable[[], object], complete: Callable[..., None] = lambda
 
 
 @pytest.mark.parametrize(("served_at_once", "batch"), [(64, 16), (4, 4)])
-def test_profile_is_of_one_request_and_then_of_a_batch(served_at_once: int, batch: int, tmp_path: Path) -> None:
+def test_profile_is_of_single_requests_and_then_of_a_batch(served_at_once: int, batch: int, tmp_path: Path) -> None:
     """Prompts differ, or the prefix cache would have them."""
     prompts, together = list[str](), threading.Barrier(batch, timeout=20)
 
     def complete(prompt: str, **_: object) -> None:
         prompts.append(prompt)
-        if len(prompts) > 1:
+        if len(prompts) > contract.ALONE:
             together.wait()
 
     recipe = replace(RECIPE, plan=replace(RECIPE.plan, max_num_seqs=served_at_once))
     found = contract.profile(POLICY, recipe, writing(lambda: trace(tmp_path / "trace.json.gz"), complete=complete), tmp_path)
 
     assert isinstance(found, contract.KernelTrace)
-    assert len(set(prompts)) == len(prompts) == 1 + batch
+    assert len(set(prompts)) == len(prompts) == contract.ALONE + batch
 
 
 @pytest.mark.parametrize("wrong", [0, 1])

@@ -60,6 +60,10 @@ Phase = Literal["prefill", "decode", "batch prefill", "batch decode"]
 #: A step with a prefill and decodes is a prefill; the last two are of more than one request.
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "batch prefill", "batch decode")
 
+#: Requests that are profiled alone. Another process on the GPU was seen to add milliseconds to one,
+#: so that each kernel has the time of the prefill in which it was the quickest.
+ALONE = 3
+
 #: Bytes of a trace, unpacked; a second of serving gives some tens of megabytes.
 LARGEST = 256 * 1024 * 1024
 #: Letters of a kernel's name that are looked at; those of CUTLASS have some thousands.
@@ -102,8 +106,8 @@ def profiler_flags(folder: Path) -> tuple[str, ...]:
 
 def record_traces(client: Client, folder: Path, batch: int) -> list[Path]:
     """
-    Return the traces of one request and of a *batch* at once, one of each rank, written to *folder*
-    by a server that was started with `profiler_flags`.
+    Return the traces of some requests alone and of a *batch* at once, one of each rank, written to
+    *folder* by a server that was started with `profiler_flags`.
 
     Raises:
         ServerInvalid: The server does not profile, does not answer, or wrote nothing.
@@ -116,7 +120,8 @@ def record_traces(client: Client, folder: Path, batch: int) -> list[Path]:
         client.complete(prompt, max_tokens=tokens, ignore_eos=True)
 
     with client.profile(), ThreadPoolExecutor(batch) as pool:
-        answer(8)
+        for _ in range(ALONE):
+            answer(8)
         # The last ones arrive while the first ones are answered.
         list(pool.map(answer, [16] * batch))
     written = sorted(
@@ -174,7 +179,7 @@ def _phases(events: list[_Event]) -> KernelTrace:
     requests and tokens of both phases (``annotate_profile`` of ``v1/worker/gpu_worker.py``, 0.20.1
     to 0.33.0). A kernel belongs to the step in which it was launched, by the correlation number of
     the launch; one launch of a CUDA graph has the number of all kernels in the graph. On a CPU
-    there are no kernels but operators.
+    there are no kernels but operators. A kernel has the time of the quickest prefill of a request.
     """
     steps, launches = list[tuple[float, float, int, int]](), dict[int | None, float]()
     kernels, operators, graphs = list[_Event](), list[_Event](), set[int | None]()
@@ -195,15 +200,23 @@ def _phases(events: list[_Event]) -> KernelTrace:
     if kernels and not steps:
         raise ValueError("no step is annotated as prefill or decode")
     trace = KernelTrace({phase: Counter() for phase in PHASES})
+    alone = dict[int, Counter[str]]()
     for kernel in kernels:
         launched = launches.get(kernel.args.correlation, kernel.ts)
         index = bisect.bisect_right(steps, launched, key=lambda step: step[0]) - 1
         _, end, prefills, decodes = steps[index] if index >= 0 else (0.0, launched, 0, 0)
         phase = PHASES[2 * (prefills + decodes > 1) + (not prefills)]
         if launched < end and prefills + decodes:
+            counted = trace[phase]
+            if phase == "prefill":
+                counted = alone.setdefault(index, Counter())
             microseconds = round(min(max(kernel.dur, 0.0), LONGEST_EVENT))
-            trace[phase][kernel.name[:LONGEST_NAME]] += microseconds
+            counted[kernel.name[:LONGEST_NAME]] += microseconds
             trace.graphs += phase == "decode" and kernel.args.correlation in graphs
+    quickest = trace["prefill"]
+    for step in alone.values():
+        for name, microseconds in step.items():
+            quickest[name] = min(microseconds, quickest.get(name, microseconds))
     return trace
 
 
