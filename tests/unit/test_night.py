@@ -35,11 +35,13 @@ from sparkwright.cherry_picks.patch import DeclaredChange
 from sparkwright.cli import main, options
 from sparkwright.client import environment, records
 from sparkwright.core import files, memory, store, strict_yaml
+from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 from sparkwright.gates import accuracy
 from sparkwright.gates.core import builder, ladder, night, server_under_test
 from sparkwright.gates.core.verdict import (
+    Attempt,
     Check,
     Figure,
     Ladder,
@@ -348,16 +350,17 @@ def test_one_gate_starts_without_caches_and_the_others_from_what_it_left(words: 
     assert not record.exists()
 
 
-def rendered(path: Path, answer: str = "", made: Sequence[night.NightStep] = (), wheel: str = "tiny.whl") -> str:
+def rendered(path: Path, answer: str = "", made: Sequence[night.NightStep] = (), wheel: str = "tiny.whl", logged: Sequence[Attempt] = ()) -> str:
     """Return the page of a night that measured the wheel at *path*."""
     return night.render_page(
+        attempts=Ladder("2026.11", None, (), attempts=tuple(logged)),
         state="fail", answer=answer, recipe="toy-cpu", model="Toy", stack="2026.11", wheel=wheel, sha256="a" * 64, stock="b" * 64, steps=made,
         requested=("G4", "G7"), result=verdicts.result(path), machine={}, hours=0.2, seconds=9.0,
     )  # fmt: skip
 
 
 def test_the_answer_comes_first_and_ratios_before_figures(tmp_path: Path) -> None:
-    """One file without scripts or addresses; gates of one cause are one text."""
+    """One file without scripts or addresses; gates of one cause are one text, and what failed before is not concealed."""
     late = not_run("ladder", "G7 takes about 2 h, and 9 min are left", "budget-spent")
     made = [night.NightStep(name, check.state, "", verdict=Verdict(name, "", "", "", (check,))) for name, check in (("G4", passed("prompts", "")), ("G7", late))]
     answer = night.answer("toy-cpu", made, ("G4", "G5", "G7"), {})
@@ -365,7 +368,9 @@ def test_the_answer_comes_first_and_ratios_before_figures(tmp_path: Path) -> Non
         "Not verified for toy-cpu: G7 not-run (G7 takes about 2 h, and 9 min are left: budget-spent); "
         "G0, G1, G2, G3, G6, G8 not asked for; G5 not run yet."
     )
-    html = rendered(wheels.plain(tmp_path, "tiny", "1.0"), answer, made)
+    logged = [Attempt(number, "", "G4", began=number, state=state) for number, end in enumerate[State](("fail", "pass")) for state in (None, end)]
+    html = rendered(wheels.plain(tmp_path, "tiny", "1.0"), answer, made, logged=logged)
+    assert "attempts: fail, pass" in html
     assert html.index(answer) < html.index("Candidate against baseline") < html.index("Absolute figures")
     assert not re.search(r"<script|https?://", html)
     for text in ("Toy, stack 2026.11", "<title>Not verified: toy-cpu</title>"):

@@ -13,6 +13,7 @@ import os
 import platform
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -352,13 +353,14 @@ class Gate(msgspec.Struct, frozen=True):
 def host_facts() -> dict[str, str]:
     """Return processor, cores, memory, kernel, GPUs and driver; ``none`` without a GPU."""
     gpus = host_info.gpus()
+    kinds = Counter(f"{gpu.name} (SM {gpu.capability})" for gpu in gpus)
     return {
         "processor": host_info.processor() or platform.machine(),
         "architecture": platform.machine(),
         "cores": str(len(os.sched_getaffinity(0))),
         "memory": f"{psutil.virtual_memory().total / 1e9:.1f} GB",
         "kernel": platform.release(),
-        "gpu": ", ".join(f"{gpu.name} (SM {gpu.capability})" for gpu in gpus) or "none",
+        "gpu": ", ".join(f"{n} {kind}" if n > 1 else kind for kind, n in kinds.items()) or "none",
         "driver": gpus[0].driver if gpus else host_info.driver_fault() or "none",
     }
 

@@ -691,7 +691,9 @@ class Night:
 
     def _write_page(self) -> None:
         """Write the page of the steps so far beside the verdicts."""
+        logged = ladder.read_attempts([self._context.output], self._subject.sha256)
         html = render_page(
+            attempts=replace(self.ladder, attempts=tuple(logged)),
             state=state_of(self._done),
             answer=self.answer,
             recipe=self._recipe.name,
