@@ -163,7 +163,7 @@ def tests(session: nox.Session) -> None:
 def newcomer(session: nox.Session) -> None:
     """Do what the README's first lines say on fresh Debian systems (root, debootstrap; an hour)."""
     # After an interruption it removes the Debian that it made, which takes a moment.
-    script = (sys.executable, "tests/newcomer.py", *session.posargs)
+    script = (sys.executable, "ci/newcomer.py", *session.posargs)
     session.run(*script, interrupt_timeout=120, terminate_timeout=120)
 
 

@@ -9,7 +9,7 @@ Measures what the changes of the default stack bring on a GPU: ours with a chang
     effects.py reserve     memory of the GPU that stays free beside a server whose KV cache is ordered too large, with and without a reserve of 16 GiB
     effects.py folder      seconds of a start with torch.compile, of a model that was compiled in another folder
     effects.py show        what is recorded in the folder of --output, from this machine or another
-    effects.py fill        the same, and write it into cherry_picks/effects.yaml; tests/unit/pages.py makes the pages of that
+    effects.py fill        the same, and write it into cherry_picks/effects.yaml; ci/write_pages.py makes the pages of that
 
 The unit is a launch: in a round all sides start afresh, stay, and take turns, forth and back. A figure of a round is a ratio of two sides;
 the interval is that of the mean of its logarithm over the rounds, as in `bench`. No round begins that would end after the budget, and a

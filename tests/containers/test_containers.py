@@ -27,11 +27,11 @@ import pytest
 import requests
 from filelock import FileLock
 from hypothesis import HealthCheck, given, settings, strategies as st
-from tests import newcomer
 from tests.client.world import World, wheel
 from tests.support import lab_github, processes, standin
 from tests.support.serving import FLAGS, VARIABLES, _toy, _vllm_python
 
+import newcomer
 from sparkwright.core.store import Store, replacing
 
 ROOT = Path(__file__).parents[2]

@@ -17,9 +17,9 @@ import pytest
 from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import fake_openai_server, refserved, verdicts, wheels
-from tests.unit import pages
 from tests.unit.conftest import ROOT, Cli
 
+import write_pages as pages
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.records import METRICS

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit import pages
 
+import write_pages as pages
 from sparkwright.bench.recipes import preflight, recipe
 from sparkwright.cli.main import COMMANDS, parsers
 from sparkwright.gates.core import ladder, server_under_test
@@ -113,7 +113,7 @@ def test_no_file_names_a_registry_or_a_machine() -> None:
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=name_of)
 def test_generated_page_is_up_to_date(page: Path) -> None:
-    """`python tests/unit/pages.py` writes it anew."""
+    """`python ci/write_pages.py` writes it anew."""
     assert page.read_text("utf-8") == pages.PAGES[page]()
 
 

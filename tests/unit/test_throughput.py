@@ -20,8 +20,8 @@ from hypothesis import given, strategies as st
 from msgspec.structs import replace
 from tests.refusals import refusal
 from tests.support import verdicts, wheels
-from tests.unit import pages as repository_pages
 
+import write_pages as repository_pages
 from sparkwright.bench import records, results, statistics
 from sparkwright.bench.recipes import recipe as recipes, workloads
 from sparkwright.cherry_picks import effects

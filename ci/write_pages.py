@@ -1,7 +1,7 @@
 """
 Pages and tables that state facts, made from the program: docs/reference, cherry_picks/README.md, and the tables in README.md and docs/explanation/scaling.md.
 
-``PYTHONPATH=ci:. python tests/unit/pages.py`` writes them all; `test_repository` fails while one is out of date.
+``python ci/write_pages.py`` writes them all; `test_repository` fails while one is out of date.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from sparkwright.gates.core import ladder, policy, server_under_test, verdict
 from sparkwright.release import canary, repository
 from sparkwright.release.policy import PolicyFile
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 README, REFERENCE = ROOT / "README.md", ROOT / "docs" / "reference"
 SCALING = ROOT / "docs" / "explanation" / "scaling.md"
 
@@ -57,7 +57,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 ERRORS_HEAD = """\
 # Errors
 
-<!-- Made by tests/unit/pages.py; change the classes, then run it again. -->
+<!-- Made by ci/write_pages.py; change the classes, then run it again. -->
 
 Every expected failure has a reference that stays the same from release to release: the first word after `error:`, and the field
 `reference` under `--json`. The exit code is 1 unless the row has another: 2 for wrong usage, 4 where nothing is decided, 5 where the
@@ -92,7 +92,7 @@ def errors_page() -> str:
 FILES_HEAD = """\
 # Files
 
-<!-- Made by tests/unit/pages.py; change the records, then run it again. -->
+<!-- Made by ci/write_pages.py; change the records, then run it again. -->
 
 Every file that people review or that is published, as the record that reads it. An unknown field is an error; a field with a default may be left out. YAML is read
 without tags, aliases or duplicate keys. Verdicts have a [JSON schema](verdict.schema.json); `ci/gates/*.yaml` explain their fields in comments.
@@ -169,7 +169,7 @@ def files_page() -> str:
 GATES_HEAD = """\
 # Gates: checks and reasons
 
-<!-- Made by tests/unit/pages.py; change the gates, then run it again. -->
+<!-- Made by ci/write_pages.py; change the gates, then run it again. -->
 
 The checks of each gate, and the reasons that a check which is not a pass can name; a reason stays the same from release to release. `*` in
 a name stands for a part that a policy, a recipe or the wheel gives. What the gates prove: [gates](../explanation/gates.md). The form of
@@ -231,7 +231,7 @@ def schema_page() -> str:
 
 DEFAULT = "2026.11"
 COLUMNS = ("change", "why", "upstream", "tested by", "measured effect", "use", "what a Spark should see", "dropped when")
-BEGIN, END = "<!-- made by tests/unit/pages.py -->", "<!-- end -->"
+BEGIN, END = "<!-- made by ci/write_pages.py -->", "<!-- end -->"
 
 PATCHES_HEAD = """\
 # cherry_picks/: the pull requests that we carry
@@ -245,7 +245,7 @@ occur in exactly one place.
 
 See [carry a pull request](../docs/howto/carry-a-pull-request.md).
 
-<!-- What follows is made by tests/unit/pages.py; change patches, ledgers or effects.yaml, then run it again. -->
+<!-- What follows is made by ci/write_pages.py; change patches, ledgers or effects.yaml, then run it again. -->
 
 An effect is the ratio of a figure with the change to that without it, with its 95 % interval and the number of pairs; a ratio below 1 is an improvement of a time. Whoever
 carries a change with a promise has it looked at by [G8](../docs/reference/gates.md), which says `no-effect` if the gain is gone.
@@ -385,7 +385,7 @@ def scaling() -> str:
 COMMANDS_HEAD = """\
 # Commands
 
-<!-- Made by tests/unit/pages.py; change the parser, then run it again. -->
+<!-- Made by ci/write_pages.py; change the parser, then run it again. -->
 
 `sparkwright COMMAND`; some are Nox sessions of a checkout, too (`nox -s build -- …`). Exit codes: 0 done, 1 failed ([errors.md](errors.md)), 2 wrong usage,
 3 a fault of ours, with a log, 4 inconclusive or not-run, 5 network or upstream unreachable, 130 interrupted.
