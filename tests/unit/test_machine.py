@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 from tests.support import processes
 
-from sparkwright.bench.machine import monitor, state_checks, watchdog
+from sparkwright.bench.machine import monitor, watchdog
 from sparkwright.bench.model.modules import BANDWIDTH, Bandwidth
 from sparkwright.bench.records import Reason
 from sparkwright.builder.host_info import GpuInfo
@@ -21,7 +21,7 @@ from sparkwright.core import memory, process, strict_yaml
 from sparkwright.core.store import Store
 from sparkwright.forks.stack import Project
 
-POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "machine.yaml", state_checks.MachinePolicy)
+POLICY = strict_yaml.load(Path(__file__).parents[2] / "ci" / "gates" / "machine.yaml", monitor.MachinePolicy)
 #: The policy for a test's machine, which is neither quiet nor fast.
 SMALL = replace(
     POLICY,
@@ -30,8 +30,8 @@ SMALL = replace(
     max_other_load=1.0,
     recent=30,
 )
-NORMAL = (state_checks.Reading(0.00113, 0.0023), state_checks.Reading(0.00115, 0.0023), state_checks.Reading(0.00117, 0.0023))
-QUIET = state_checks.Snapshot(gemv=0.00115, temperature=55, other_load=0.01)
+NORMAL = (monitor.Reading(0.00113, 0.0023), monitor.Reading(0.00115, 0.0023), monitor.Reading(0.00117, 0.0023))
+QUIET = monitor.Snapshot(gemv=0.00115, temperature=55, other_load=0.01)
 
 #: What differs from a quiet machine → the reason.
 ODD: dict[str, tuple[dict[str, Any], str]] = {
@@ -55,9 +55,9 @@ def test_odd_state_is_a_reason_before_after_and_at_the_start(changed: dict[str, 
     """What is not known is none."""
     odd = replace(QUIET, **changed)
     for before, after in ((odd, QUIET), (QUIET, odd), (odd, odd)):
-        assert references(state_checks.disturbances(before, after, NORMAL, POLICY)) == [reference] * bool(reference)
+        assert references(monitor.disturbances(before, after, NORMAL, POLICY)) == [reference] * bool(reference)
     # Without a GPU there are no normal readings.
-    assert references(state_checks.disturbances(odd, odd, (), POLICY)) == [reference] * (bool(reference) and "gemv" not in changed)
+    assert references(monitor.disturbances(odd, odd, (), POLICY)) == [reference] * (bool(reference) and "gemv" not in changed)
 
 
 #: A program in the place of Python that answers as the probe does, with the milliseconds in the file beside it.
@@ -94,7 +94,7 @@ def test_session_on_a_gpu_notices_the_slow_state(tmp_path: Path) -> None:
     milliseconds.write_text("1.0")
     probed = monitor.MachineMonitor(SMALL, store, python=fake)
     assert probed.settle(0.01) == ()
-    assert probed.normal == (state_checks.Reading(0.001, 0.002),) * 3
+    assert probed.normal == (monitor.Reading(0.001, 0.002),) * 3
     assert store.get(*BANDWIDTH, Bandwidth) == Bandwidth(1000.0, "fake")
     before = probed.snapshot()
     for reading, reference in (("1.5", "slow-state"), ("0", "probe-silent")):

@@ -32,6 +32,7 @@ from tests.support.standin import Machine, free_port, model as make_model
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.server import launch, peers, server_log, server_process
+from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.wheel_identity import mismatches, version
 from sparkwright.core import process
 
@@ -299,7 +300,7 @@ def test_line_without_end_takes_little_memory_and_hides_no_other(tmp_path: Path)
 def test_file_that_is_no_log_is_refused(make: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_log, "LARGEST", 1000)
     make(tmp_path / "log")
-    with pytest.raises(server_log.LogInvalid):
+    with pytest.raises(ServerInvalid, match="log-unreadable"):
         server_log.scan(tmp_path / "log", BOTH)
 
 

@@ -27,7 +27,7 @@ from tests.support import fake_openai_server, processes, refserved, thread_load
 
 from sparkwright.bench import results
 from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, LoadSpec, Request
-from sparkwright.bench.machine import monitor, state_checks
+from sparkwright.bench.machine import monitor
 from sparkwright.bench.recipes import preflight, recipe as recipes, workloads
 from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.server.client import Client
@@ -42,7 +42,7 @@ from sparkwright.gates.core.verdict import Check, failed, invalid
 
 GATES = Path(__file__).parents[2] / "ci" / "gates"
 POLICY = strict_yaml.load(GATES / "throughput.yaml", throughput_run.ThroughputPolicy)
-MACHINE = strict_yaml.load(GATES / "machine.yaml", state_checks.MachinePolicy)
+MACHINE = strict_yaml.load(GATES / "machine.yaml", monitor.MachinePolicy)
 ALONE = workloads.WorkloadCell(1024, 1024, 1, 2, primary=("tpot",))
 MANY = workloads.WorkloadCell(1024, 1024, 8, 8, primary=("rate",))
 
@@ -117,14 +117,14 @@ class SimulatedServers(monitor.MachineMonitor):
         self.servers: dict[Side, SimulatedServer] = {}
         self.spec = throughput_run.RunSpec((ALONE, MANY), self, self, POLICY, self.profile, resident=True)
 
-    def snapshot(self) -> state_checks.Snapshot:
+    def snapshot(self) -> monitor.Snapshot:
         self.now += 1
         gemv = GEMV * (1.5 if self.noise.slow(self.now) else 1.0)
         reasons, self.throttled = self.throttled, ()
-        return state_checks.Snapshot(gemv=gemv, throttle_reasons=reasons)
+        return monitor.Snapshot(gemv=gemv, throttle_reasons=reasons)
 
-    def disturbances(self, before: state_checks.Snapshot, after: state_checks.Snapshot) -> tuple[Reason, ...]:
-        return state_checks.disturbances(before, after, [state_checks.Reading(GEMV, COPY)], MACHINE)
+    def disturbances(self, before: monitor.Snapshot, after: monitor.Snapshot) -> tuple[Reason, ...]:
+        return monitor.disturbances(before, after, [monitor.Reading(GEMV, COPY)], MACHINE)
 
     def wait(self, seconds: float) -> None:
         """Let the virtual clock run."""
@@ -286,10 +286,10 @@ def test_both_orders_occur_and_no_two_measurements_share_prompts(tmp_path: Path)
 def test_a_recent_state_after_a_measurement_is_that_before_the_next_one(recent: float, first: int, tmp_path: Path) -> None:
     """Only the first measurement of a launch then has a probe before it; one that found the machine slow is not that before the next."""
     servers = SimulatedServers(Noise(slow=lambda now: 300 < now < 340))
-    servers.policy, probes = replace(MACHINE, recent=recent), list[state_checks.Snapshot]()
+    servers.policy, probes = replace(MACHINE, recent=recent), list[monitor.Snapshot]()
     seen = servers.snapshot
 
-    def counted() -> state_checks.Snapshot:
+    def counted() -> monitor.Snapshot:
         probes.append(seen())
         return probes[-1]
 
@@ -398,7 +398,7 @@ def test_a_slow_state_is_waited_out_and_never_blamed(tmp_path: Path) -> None:
     assert state(outcome) == "pass"
     assert {leg.reasons[0].reference for leg in outcome.measurements if leg.discarded} == {"slow-state"}
     slow = SimulatedServers(Noise(slow=lambda _: True))
-    assert stopped(ran(tmp_path / "k", slow)) == ("invalid", state_checks.UNSTEADY)
+    assert stopped(ran(tmp_path / "k", slow)) == ("invalid", monitor.UNSTEADY)
     assert len(slow.seeds) == MACHINE.discards + 1
     assert stopped(ran(tmp_path / "l", breaking(functools.partial(spoiled, prompt_tokens=9), "any", 1, slow, 1))) == ("invalid", "prompt-other")
 

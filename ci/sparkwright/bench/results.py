@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from sparkwright.bench.load.vllm_bench import LoadResult
-from sparkwright.bench.machine.state_checks import Snapshot
+from sparkwright.bench.machine.monitor import Snapshot
 from sparkwright.bench.records import COUNTED, FIGURES, METRICS, Metric, Reason, Side
 from sparkwright.bench.statistics import MIN_INTERVAL, mean_interval
 from sparkwright.core.files import read_json
@@ -103,6 +103,18 @@ class Measurement(msgspec.Struct, frozen=True, omit_defaults=True):
         if metric == "drafts":
             return self.drafts
         return getattr(self.run, metric) if self.run else None
+
+
+def block_medians(
+    measurements: Iterable[Measurement], cell: str, metric: str, side: Side
+) -> list[float]:
+    """Return the median of *metric* in each block in which *side* was measured in *cell*."""
+    blocks: dict[int, list[float]] = {}
+    for leg in measurements:
+        own = leg.counts and leg.block >= 0 and (leg.cell, leg.side) == (cell, side)
+        if own and (value := leg.value(metric)) is not None:
+            blocks.setdefault(leg.block, []).append(value)
+    return list(map(statistics.median, blocks.values()))
 
 
 class Series(msgspec.Struct, frozen=True):
@@ -208,12 +220,7 @@ class Result(msgspec.Struct, frozen=True):
 
     def figure(self, cell: CellResult, name: str, side: Side) -> LoadFigure:
         """Return the figure *name* of *side* in *cell* over the blocks."""
-        blocks: dict[int, list[float]] = {}
-        for leg in self.legs:
-            own = leg.counts and leg.block >= 0 and (leg.cell, leg.side) == (cell.name, side)
-            if own and (value := leg.value(name)) is not None:
-                blocks.setdefault(leg.block, []).append(value)
-        return load_figure(name, map(statistics.median, blocks.values()))
+        return load_figure(name, block_medians(self.legs, cell.name, name, side))
 
 
 def read(path: Path) -> Result:

@@ -12,8 +12,6 @@ from sparkwright.bench import quick_look
 from sparkwright.bench.load import vllm_bench
 from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadSpec
 from sparkwright.bench.machine import monitor
-from sparkwright.bench.machine.monitor import MachineMonitor
-from sparkwright.bench.machine.state_checks import MachinePolicy
 from sparkwright.bench.quick_look import QuickLook
 from sparkwright.bench.recipes import preflight, recipe as recipes, workloads
 from sparkwright.bench.recipes.recipe import Recipe
@@ -105,8 +103,8 @@ def bench(arguments: argparse.Namespace) -> None:
     launch = launch_plan(chosen, recipe, python, MEASURED_FLAGS, gated=False) if python else None
     policy = strict_yaml.load(gates / "throughput.yaml", ThroughputPolicy)
     generator = vllm_bench.obtain(root, policy.generator, context.store, offline=context.offline)
-    machine_policy = strict_yaml.load(gates / "machine.yaml", MachinePolicy)
-    machine = MachineMonitor(machine_policy, context.store, python=python)
+    machine_policy = strict_yaml.load(gates / "machine.yaml", monitor.MachinePolicy)
+    machine = monitor.MachineMonitor(machine_policy, context.store, python=python)
     # A server that runs already may do so on another machine.
     hindrances = machine.settle(0) if launch else ()
     warnings = [f"{reason.reference}: {reason.message}" for reason in hindrances]

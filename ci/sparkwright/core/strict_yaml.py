@@ -6,6 +6,7 @@ aliases that expand without bound. Both are refused here, and msgspec refuses ev
 type or field of an unknown name.
 """
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -87,6 +88,15 @@ def load(path: Path, kind: type[T]) -> T:
     `files.read_text`.
     """
     return parse(read_text(path, limit=LARGEST), kind, str(path))
+
+
+def compile_patterns(*patterns: str) -> None:
+    """Raise ValueError unless all *patterns* are regular expressions."""
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
 def dump(record: Any) -> str:

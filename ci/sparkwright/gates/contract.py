@@ -29,9 +29,10 @@ from msgspec import Meta
 from sparkwright.bench.recipes.recipe import KERNEL_CLASS, KernelContract, Recipe
 from sparkwright.bench.records import Count
 from sparkwright.bench.server.client import REASONS as SERVER_REASONS, Client, ServerInvalid
-from sparkwright.bench.server.server_log import LogInvalid, LogPattern, compile_patterns, scan
+from sparkwright.bench.server.server_log import LogPattern, scan
 from sparkwright.bench.server.server_process import Server
 from sparkwright.cherry_picks.patch import DeclaredChange
+from sparkwright.core.strict_yaml import compile_patterns
 from sparkwright.gates.core.server_under_test import (
     DRAFTS,
     ENDED,
@@ -599,11 +600,7 @@ def observe(
     Raises:
         ServerInvalid: The server does not answer as it should, or its log cannot be read.
     """
-    try:
-        lines = scan(server.log, policy.lines)
-    except LogInvalid as error:
-        raise ServerInvalid("log-unreadable", f"the log cannot be used: {error}") from None
-    client = server.client()
+    lines, client = scan(server.log, policy.lines), server.client()
     kernels = [] if isinstance(trace, Check) else classify(trace, policy.kernels)
     metrics, limit = client.metrics(), client.max_model_len()
     cache = PrefixCache()
@@ -700,8 +697,8 @@ def _log(policy: ContractPolicy, log: Path) -> Check:
     """Return whether no line of the *log* says that the server does not do what it was told."""
     try:
         lines = scan(log, policy.unwanted)
-    except LogInvalid as error:
-        return invalid("log", f"the log cannot be used: {error}", "log-unreadable")
+    except ServerInvalid as error:
+        return invalid("log", error.message, error.reason)
     for reason, match in lines.items():
         if match.count:
             return failed(

@@ -8,7 +8,6 @@ of its own, and the shares of dirty ones are compared by an exact test, one-side
 correction. Each question is compared with itself, as a model may answer one of them badly always.
 """
 
-import itertools
 import re
 import time
 import unicodedata
@@ -127,7 +126,7 @@ class DirtyText:
         refused: Why the server takes no chats; empty if it does.
         cells: The combinations of the switches that the server has.
         rounds: The rounds of questions that were asked.
-        judged: The answers in each cell.
+        judged: The answers, each with its cell.
 
     Raises:
         ServerInvalid: The server does not answer as it should.
@@ -140,7 +139,7 @@ class DirtyText:
         self.concurrency = recipe.plan.max_num_seqs if recipe else self.rules.concurrency
         self._items = [(text, False) for text in self.rules.chats]
         self._allowed: list[set[str]] = []
-        self.rounds, self.judged = range(1), dict[Cell, list[JudgedAnswer]]()
+        self.rounds, self.judged = range(1), list[tuple[Cell, JudgedAnswer]]()
         try:
             self.ask(client, "", 0)
         except ServerInvalid as error:
@@ -217,8 +216,7 @@ class DirtyText:
                 yield not_settled("dirty-text")
                 return
             self.rounds = range(self.rules.rounds)
-            for cell, further in self._ask(client, self.rounds[1:]).items():
-                self.judged[cell] += further
+            self.judged += self._ask(client, self.rounds[1:])
         answered = self._answered
         faults = [fault for _, fault in answered]
         bounded, most, besides = faults, self.rules.most * len(faults), ""
@@ -259,7 +257,7 @@ class DirtyText:
     @property
     def _answered(self) -> list[JudgedAnswer]:
         """The answers of all cells."""
-        return list(itertools.chain.from_iterable(self.judged.values()))
+        return [answer for _, answer in self.judged]
 
     @property
     def dirty(self) -> bool:
@@ -272,16 +270,12 @@ class DirtyText:
 
         Clean answers need none.
         """
-        without = self._ask(plain, self.rounds) if plain else {}
-        control = list(itertools.chain.from_iterable(without.values()))
+        control = [answer for _, answer in self._ask(plain, self.rounds)] if plain else []
         return compare_shares(self.rules, "dirty-text-drafts", self._answered, control)
 
-    def _ask(self, client: Client, rounds: range) -> dict[Cell, list[JudgedAnswer]]:
-        """Return the answers of *client* in *rounds*, by cell."""
-        judged: dict[Cell, list[JudgedAnswer]] = {}
-        for cell, answer in self.answers(client, rounds):
-            judged.setdefault(cell, []).append(self._judge_answer(answer))
-        return judged
+    def _ask(self, client: Client, rounds: range) -> list[tuple[Cell, JudgedAnswer]]:
+        """Return the answers of *client* in *rounds*, each with its cell."""
+        return [(cell, self._judge_answer(each)) for cell, each in self.answers(client, rounds)]
 
     def _allow(self, stock: Sequence[SampledAnswer]) -> None:
         """
@@ -317,8 +311,8 @@ class DirtyText:
     def _compare_switch(self, name: str, switch: int) -> Check:
         """Return the check *name*: the cells with *switch*, of `Cell`, are not the dirtier ones."""
         sides: dict[bool, list[JudgedAnswer]] = {True: [], False: []}
-        for cell, answers in self.judged.items():
-            sides[cell[switch]] += answers
+        for cell, answer in self.judged:
+            sides[cell[switch]].append(answer)
         return compare_shares(self.rules, name, sides[True], sides[False])
 
 

@@ -34,6 +34,7 @@ from sparkwright.gates.core.server_under_test import (
     ServerIdentity,
     StockAnswers,
     measure_pace,
+    read_stock,
 )
 from sparkwright.gates.core.verdict import (
     ORDER,
@@ -443,6 +444,14 @@ def stock_seconds(policy: SoakPolicy) -> float:
     """Return the seconds that the stock wheel is under load."""
     count = len(policy.load.concurrencies)
     return count * min(policy.stock, policy.seconds / count / 4)
+
+
+def reference(
+    path: Path | None, policy: SoakPolicy, served: ServerIdentity
+) -> StockLoad | Check | None:
+    """Return what the stock wheel answered, by the file at *path*, or why it is of no use."""
+    name, questions = "words-under-load", shape(policy)
+    return read_stock(path, StockLoad, served, name, questions) if path else None
 
 
 def record(policy: SoakPolicy, client: Client, served: ServerIdentity) -> StockLoad:

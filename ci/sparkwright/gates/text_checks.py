@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from sparkwright.bench.recipes.recipe import Ability
 from sparkwright.bench.records import Count, Positive, Share
 from sparkwright.bench.server.client import ChatAnswer, Completion, ToolCall
-from sparkwright.bench.server.server_log import compile_patterns
 from sparkwright.core.console import one_line
+from sparkwright.core.strict_yaml import compile_patterns
 from sparkwright.gates.core.verdict import Check, Figure, Sample, decided, judged, not_run
 
 

@@ -18,8 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from sparkwright.bench.load import vllm_bench
-from sparkwright.bench.machine import state_checks
-from sparkwright.bench.machine.monitor import MachineMonitor
+from sparkwright.bench.machine import monitor
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.recipes import preflight, recipe as recipes, workloads
 from sparkwright.bench.records import METRICS, Reason, Side
@@ -169,7 +168,7 @@ class Experiment:
                 texts[cell.name] = vllm_bench.own_prompts(store, cell.prompt, vocabulary)
         # Two measurements at a time would measure each other.
         with store.lock("measuring", wait=False):
-            machine = MachineMonitor(self._policies.machine, store, python=options.python)
+            machine = monitor.MachineMonitor(self._policies.machine, store, python=options.python)
             for side, plan in self._plans.items():
                 megabytes = max(plan.kept_free, machine.policy.floor)
                 self._plans[side] = replace(plan, kept_free=megabytes)
@@ -201,7 +200,7 @@ class Experiment:
                 runner.run()
             result = self._result(journal, runner, host, generator.name)
             # A run that the machine spoiled continues where it was, once the machine is better.
-            spoiled = (*state_checks.REASONS, state_checks.UNSTEADY)
+            spoiled = (*monitor.REASONS, monitor.UNSTEADY)
             if not (result.stopped and result.stopped.reference in spoiled):
                 journal.end()
         return result
@@ -307,11 +306,11 @@ REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
     **{name: contract.REASONS[name] for name in _OF_LAUNCH},
     **vllm_bench.REASONS,
-    **state_checks.REASONS,
+    **monitor.REASONS,
     **throughput_run.REASONS,
     throughput_run.CRASHED: "The candidate's server ended during the gate. Look at its log: the "
     "wheel fails.",
-    state_checks.UNSTEADY: (
+    monitor.UNSTEADY: (
         "The machine's state spoiled a measurement repeatedly. Look at "
         "temperature, power and other load, and run again; it continues where "
         "it was."

@@ -31,11 +31,16 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
-from sparkwright.bench.machine import state_checks
-from sparkwright.bench.machine.monitor import MachineMonitor
+from sparkwright.bench.machine import monitor
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Count, Metric, Reason, Share, Side
-from sparkwright.bench.results import CONTROL_BLOCK, CellResult, Measurement, Series
+from sparkwright.bench.results import (
+    CONTROL_BLOCK,
+    CellResult,
+    Measurement,
+    Series,
+    block_medians,
+)
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.bench.server.server_process import Server
 from sparkwright.bench.statistics import (
@@ -51,6 +56,7 @@ from sparkwright.bench.statistics import (
 from sparkwright.core.console import console
 from sparkwright.core.states import State
 from sparkwright.core.store import append_line, read_lines
+from sparkwright.gates.core.server_under_test import CACHE_HITS, CACHE_QUERIES, DRAFTS
 from sparkwright.gates.core.verdict import Check, worst_check
 
 #: Reasons for which a measurement does not count → what each means, and what to do.
@@ -96,6 +102,7 @@ SHORTEST_STEP_S = 50e-6
 
 _FINISHED = "vllm:request_success_total"
 _GIVEN = "vllm:generation_tokens_total"
+_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 
 
 Seconds = Annotated[float, Meta(gt=0, le=1e6)]
@@ -195,7 +202,7 @@ class RunSpec(msgspec.Struct, frozen=True):
 
     cells: tuple[WorkloadCell, ...]
     generator: LoadGenerator
-    machine: MachineMonitor
+    machine: monitor.MachineMonitor
     policy: ThroughputPolicy
     contract: Callable[[Side, Server], tuple[Check, ...]]
     tokenizer: Path | None = None
@@ -227,7 +234,7 @@ def measure(
     cell: WorkloadCell,
     blank: Measurement,
     seed: int,
-    before: state_checks.Snapshot | None = None,
+    before: monitor.Snapshot | None = None,
 ) -> Measurement:
     """
     Return *blank* with the result of a load on *server*, and the reasons if it does not count.
@@ -295,17 +302,10 @@ def counter_change(before: Mapping[str, float], after: Mapping[str, float]) -> C
     finished, tokens = change.get(_FINISHED, -1.0), change.get(_GIVEN, -1.0)
     if min(finished, tokens) < 0:
         return None
-    queries, hits, drafts, accepted = (
-        change.get(f"vllm:{name}_total", 0.0)
-        for name in (
-            "prefix_cache_queries", "prefix_cache_hits", "spec_decode_num_drafts",
-            "spec_decode_num_accepted_tokens",
-        )
-    )  # fmt: skip
-    return CounterChange(
-        round(finished), round(tokens), hits / max(queries, 1),
-        1 + accepted / drafts if drafts > 0 else None,
-    )  # fmt: skip
+    hits = change.get(CACHE_HITS, 0.0) / max(change.get(CACHE_QUERIES, 0.0), 1)
+    drafts, accepted = change.get(DRAFTS, 0.0), change.get(_ACCEPTED, 0.0)
+    yielded = 1 + accepted / drafts if drafts > 0 else None
+    return CounterChange(round(finished), round(tokens), hits, yielded)
 
 
 def invalid_reasons(
@@ -319,17 +319,22 @@ def invalid_reasons(
     """
     if change is None:
         return (Reason("counters-missing", f"{_FINISHED} or {_GIVEN} is missing or went back"),)
-    errors = [request.error for request in run.requests if request.error]
-    whole = [request for request in run.requests if not request.error]
-    answers = [each.output_tokens for each in whole if each.output_tokens != spec.output_tokens]
-    prompts = [each.prompt_tokens for each in whole if each.prompt_tokens != spec.prompt_tokens]
+    errors, answers, prompts = list[str](), list[int](), list[int]()
+    lumps, impossible, shortest = 0, False, SHORTEST_STEP_S / (change.drafts or 1.0)
+    for request in run.requests:
+        if request.error:
+            errors.append(request.error)
+            continue
+        if request.output_tokens != spec.output_tokens:
+            answers.append(request.output_tokens)
+        if request.prompt_tokens != spec.prompt_tokens:
+            prompts.append(request.prompt_tokens)
+        lumps += request.output_tokens > 1 and 0 <= request.tpot < shortest
+        impossible |= not 0 < request.ttft <= request.latency
     # The server counts warm-ups, too, whose answers are as long as those that are measured.
     counted = change.tokens == change.finished * spec.output_tokens
     # A busy machine merges parts of a stream of which the server counts every token.
     short = "stream-merged" if counted else "answer-other"
-    shortest = SHORTEST_STEP_S / (change.drafts or 1.0)
-    lumps = [each for each in whole if each.output_tokens > 1 and 0 <= each.tpot < shortest]
-    impossible = any(not 0 < request.ttft <= request.latency for request in whole)
     mismatch = not counted or change.finished < spec.requests
     tokens = f"{change.tokens} tokens in {change.finished} answers of {spec.output_tokens}"
     faults = (
@@ -348,7 +353,7 @@ def invalid_reasons(
             "prompt-other",
             f"prompts of {prompts[:3]} tokens, not {spec.prompt_tokens}",
         ),
-        (lumps, "stream-merged", f"the tokens of {len(lumps)} answers came at once"),
+        (lumps, "stream-merged", f"the tokens of {lumps} answers came at once"),
         (impossible, "times-impossible", "a request or its first token has no possible time"),
         (mismatch, "usage-mismatch", f"the server counts {tokens}"),
         (
@@ -379,14 +384,11 @@ def difference(
     It is (B1 + B2 - A1 - A2) / 2 in logarithms, in which a linear drift cancels. None if the cell
     was not measured in that block, since it was settled before.
     """
-    logarithms = [
-        (leg.side, math.log(value))
-        for leg in measurements
-        if leg.cell == cell and leg.block == block and leg.counts
-        if (value := leg.value(metric)) is not None
-    ]
-    baseline = [value for side, value in logarithms if side == "baseline"]
-    other = [value for side, value in logarithms if side != "baseline"]
+    baseline, other = list[float](), list[float]()
+    for leg in measurements:
+        own = leg.cell == cell and leg.block == block and leg.counts
+        if own and (value := leg.value(metric)) is not None:
+            (baseline if leg.side == "baseline" else other).append(math.log(value))
     if len(baseline) != 2 or len(other) != 2:
         return None
     sign = -1 if METRICS[metric][3] else 1
@@ -452,21 +454,16 @@ def _series(
     own: Sequence[Measurement], cell: str, blocks: Collection[int], metric: Metric
 ) -> Series:
     """Return the series of *metric* in *own*, the measurements of *cell*, without a decision."""
-    values: dict[Side, dict[int, list[float]]] = {"baseline": {}, "candidate": {}}
-    for leg in own:
-        if (value := leg.value(metric)) is not None:
-            values[leg.side].setdefault(leg.block, []).append(value)
-    baseline, candidate = (
-        statistics.median(map(statistics.median, of.values())) if of else None
-        for of in values.values()
-    )
+    theirs, ours = (block_medians(own, cell, metric, side) for side in ("baseline", "candidate"))
     differences, low, high = _differences(own, cell, blocks, metric), None, None
     if len(differences) >= MIN_INTERVAL:
         sign = -1 if METRICS[metric][3] else 1
         low, high = sorted(math.exp(sign * end) for end in mean_interval(differences))
     return Series(
-        metric, False, differences, baseline=baseline, candidate=candidate, low=low, high=high
-    )
+        metric, False, differences, low=low, high=high,
+        baseline=statistics.median(theirs) if theirs else None,
+        candidate=statistics.median(ours) if ours else None,
+    )  # fmt: skip
 
 
 #: The reference of a candidate whose server ended after it had started.
@@ -738,13 +735,13 @@ class Runner:
             if not result.discarded:
                 raise _Stop(reason)
             console.note(f"{cell.name}, {blank.side}: measured again, {reason.message}")
-            if reason.reference in state_checks.REASONS:
+            if reason.reference in monitor.REASONS:
                 self._cool_down(reason)
         text = f"{self._attempts} times in a row: {reason.message} ({reason.reference})"
-        passing = reason.reference in state_checks.REASONS
-        raise _Stop(Reason(state_checks.UNSTEADY if passing else reason.reference, text))
+        passing = reason.reference in monitor.REASONS
+        raise _Stop(Reason(monitor.UNSTEADY if passing else reason.reference, text))
 
-    def _state_before(self) -> state_checks.Snapshot | None:
+    def _state_before(self) -> monitor.Snapshot | None:
         """
         Return the state after the last measurement of this launch, if that is recent and nothing is
         wrong with it: a probe takes seconds, of two hundred in a night.

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
-from sparkwright.bench.machine.state_checks import REASONS
+from sparkwright.bench.machine.monitor import REASONS
 from sparkwright.bench.records import Reason
 from sparkwright.core import process
 from sparkwright.core.console import one_line

@@ -24,7 +24,6 @@ from sparkwright.bench.recipes.recipe import UNRESOLVED, Recipe, RecipeError
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason
 from sparkwright.bench.server import flags
-from sparkwright.bench.server.server_log import compile_patterns
 from sparkwright.core import config, memory, strict_yaml
 from sparkwright.core.memory import GIB, MachineMemory, ServerMemory
 
@@ -252,7 +251,7 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         SpecifierSet(self.vllm)
-        compile_patterns(self.model, *self.settings.values())
+        strict_yaml.compile_patterns(self.model, *self.settings.values())
 
     def holds(self, flag_values: Mapping[str, str], vllm: str, audit: modules.ModuleAudit) -> bool:
         """Return whether the settings *flag_values* meet it for the model of *audit* on *vllm*."""

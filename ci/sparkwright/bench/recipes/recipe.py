@@ -22,7 +22,6 @@ from sparkwright.bench.recipes.workloads import Name, WorkloadCell
 from sparkwright.bench.records import Metric, Positive
 from sparkwright.bench.server import flags, peers, wheel_identity
 from sparkwright.bench.server.launch import LaunchPlan, shared_variables, vocabulary_file
-from sparkwright.bench.server.server_log import compile_patterns
 from sparkwright.core import memory, process, strict_yaml
 from sparkwright.core.errors import Advice, FileError, SparkwrightError, UsageError
 from sparkwright.core.files import list_folder, read_bytes, sha256_bytes
@@ -162,7 +161,7 @@ class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = {}
 
     def __post_init__(self) -> None:
-        compile_patterns(*self.names.values(), *self.forbidden)
+        strict_yaml.compile_patterns(*self.names.values(), *self.forbidden)
         if unstated := self.names.keys() - self.serves.keys():
             raise ValueError(f"names: no class is stated for {', '.join(sorted(unstated))}")
 

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from sparkwright.bench.server.client import ServerInvalid
+from sparkwright.core import strict_yaml
 from sparkwright.core.errors import FileError
 
 #: Bytes of a line that are looked at; vLLM's configuration, the longest of use, has about 5,000.
@@ -25,15 +27,6 @@ LARGEST = 1 << 30
 MOST_LINES = 20
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def compile_patterns(*patterns: str) -> None:
-    """Raise ValueError unless all *patterns* are regular expressions."""
-    for pattern in patterns:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
 
 
 class LogPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,7 +43,7 @@ class LogPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pattern: str
 
     def __post_init__(self) -> None:
-        compile_patterns(self.pattern)
+        strict_yaml.compile_patterns(self.pattern)
 
     def search(self, text: str) -> re.Match[str] | None:
         """Return the match in the line *text*."""
@@ -74,26 +67,22 @@ class LogLines(msgspec.Struct):
             self.values[value] = self.values.get(value, 0) + 1
 
 
-class LogInvalid(Exception):
-    """A file is not a log that can be read; the text says why."""
-
-
 def scan(log: Path, patterns: Mapping[str, LogPattern]) -> dict[str, LogLines]:
     """
     Return the lines of *log* by the name of their pattern.
 
     Raises:
-        LogInvalid: It is not a regular file, cannot be read, holds a byte 0, which text never does,
-            or more than `LARGEST` bytes.
+        ServerInvalid: It is not a regular file, cannot be read, holds a byte 0, which text never
+            does, or more than `LARGEST` bytes (``log-unreadable``).
     """
     lines = {name: LogLines() for name in patterns}
     if not log.is_file():
-        raise LogInvalid("it is not a regular file")
+        raise _unreadable("it is not a regular file")
     try:
         with log.open("rb") as stream:
             while line := stream.readline(LONGEST):
                 if b"\0" in line or stream.tell() > LARGEST:
-                    raise LogInvalid(f"it is no text, or has more than {LARGEST} bytes")
+                    raise _unreadable(f"it is no text, or has more than {LARGEST} bytes")
                 # A progress bar overwrites itself; what it leaves is not part of the next line.
                 for part in line.split(b"\r"):
                     text = _COLOUR.sub("", part.decode("utf-8", "replace")).strip()
@@ -101,8 +90,12 @@ def scan(log: Path, patterns: Mapping[str, LogPattern]) -> dict[str, LogLines]:
                         if match := pattern.search(text):
                             lines[name].add(text[:400], match.groupdict().get("value"))
     except OSError as error:
-        raise LogInvalid(f"it cannot be read: {error.strerror}") from None
+        raise _unreadable(f"it cannot be read: {error.strerror}") from None
     return lines
+
+
+def _unreadable(why: str) -> ServerInvalid:
+    return ServerInvalid("log-unreadable", f"the log cannot be used: {why}")
 
 
 #: The process and the time in front of a line of vLLM; there is no year.

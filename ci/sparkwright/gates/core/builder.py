@@ -46,7 +46,6 @@ from sparkwright.gates.core.server_under_test import (
     ServerUnderTest,
     launch_plan,
     measure_pace,
-    read_stock,
 )
 from sparkwright.gates.core.verdict import (
     Check,
@@ -193,7 +192,7 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         blocked = blocked or self._lacking(name)
         if name in ladder.SERVED and not blocked:
             self._require_fit()
-            self.server.require_plan()
+            self.server.plan()
         digest = ""
         if name not in ("G0", "G8"):
             settings = (options.flag, options.variable)
@@ -328,7 +327,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 return soak.run(
                     rules,
                     client,
-                    stock=self._stock_load,
+                    stock=soak.reference(
+                        self._reference(soak.LOAD), policies.soak, server.identity
+                    ),
                     processes=server.started.processes,
                     words=words,
                     distributions=distributions,
@@ -340,14 +341,6 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         """The policy of G7, with the duration that the recipe states."""
         rules, recipe = self._policies.soak, self._recipe
         return replace(rules, seconds=recipe.soak_seconds or rules.seconds) if recipe else rules
-
-    @property
-    def _stock_load(self) -> soak.StockLoad | Check | None:
-        """What the stock wheel answered to G7's load; None without a reference."""
-        if not (path := self._reference(soak.LOAD)):
-            return None
-        shape = soak.shape(self._policies.soak)
-        return read_stock(path, soak.StockLoad, self.server.identity, "words-under-load", shape)
 
     def _words(self, *, quick: bool) -> tuple[Check, ...]:
         """Return the checks of G4; with *quick*, those that G7 repeats."""
@@ -381,10 +374,6 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         return invalid(
             ladder.STOPPED[0].name, f"the server does not run: {server.failure}", server.reason
         )
-
-    def _fault(self) -> Check | None:
-        """Return why answers of the server are none of the wheel; None if they are."""
-        return self._ended() if self._served.state == "pass" else self._served
 
     @cached_property
     def _served(self) -> Check:
@@ -492,12 +481,14 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 "precision: the same model in BF16, or served by an independent path, with "
                 f"gate WHEEL --serve MODEL --python PYTHON --only G5 --record {precise}"
             )
-        if files and (fault := self._fault()):
-            raise GateError(
-                "measurement-invalid",
-                "The reference would name a wheel that did not answer.",
-                details=[fault.message],
-            )
+        if files:
+            fault = self._ended() if self._served.state == "pass" else self._served
+            if fault:
+                raise GateError(
+                    "measurement-invalid",
+                    "The reference would name a wheel that did not answer.",
+                    details=[fault.message],
+                )
         faults: list[str] = []
         for name in files:
             if faults and (ended := self._ended()):
@@ -508,7 +499,11 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                     content = msgspec.json.encode(self._content(name))
             except ServerInvalid as error:
                 faults.append(f"{name}: {error}")
-                self._restart(f"{name}.server.log")
+                # Its engine may have ended; it starts again when it is used.
+                log = self.server.started.log
+                self.server.end()
+                log = log.rename(log.with_name(f"{name}.server.log"))
+                console.warn(f"The server's log: {log}")
                 continue
             yield self._context.store.write(folder.absolute() / name, content)
         if faults:
@@ -518,15 +513,6 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
                 f"The server of {served} did not answer as it should for the reference.",
                 details=faults,
             )
-
-    def _restart(self, log: str) -> None:
-        """
-        End the server, whose engine may have ended, and rename its log to *log*; it starts again
-        when it is used.
-        """
-        path = self.server.started.log
-        self.server.end()
-        console.warn(f"The server's log: {path.rename(path.with_name(log))}")
 
     def _recorded(self) -> list[str]:
         """Return the names of the files that the gates compare with, the pace first."""

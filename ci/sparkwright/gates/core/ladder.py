@@ -23,7 +23,7 @@ import psutil
 from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditedWheel
-from sparkwright.bench.machine import state_checks
+from sparkwright.bench.machine import monitor
 from sparkwright.builder import host_info
 from sparkwright.core import program
 from sparkwright.core.console import NO_ROOM, console, duration, one_line
@@ -66,7 +66,7 @@ BUDGET_SPENT, INTERRUPTED, UNREACHABLE = "budget-spent", "interrupted", "step-un
 DISK_FULL, FAULT, DRIVER_FAILING = "disk-full", "program-fault", "driver-failing"
 TRANSIENT = (
     BUDGET_SPENT, INTERRUPTED, UNREACHABLE, DISK_FULL, FAULT, DRIVER_FAILING,
-    *state_checks.PASSING,
+    *monitor.PASSING,
 )  # fmt: skip
 STEP_FAILED = "step-failed"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.machine.state_checks import MachinePolicy
+from sparkwright.bench.machine.monitor import MachinePolicy
 from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.core import strict_yaml

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from sparkwright.bench.machine.state_checks import REASONS as MEMORY_REASONS
+from sparkwright.bench.machine.monitor import REASONS as MEMORY_REASONS
 from sparkwright.bench.model.checkpoint import model_digest
 from sparkwright.bench.recipes import preflight, recipe as recipes
 from sparkwright.bench.server import flags, wheel_identity
@@ -249,7 +249,7 @@ class ServerUnderTest:
     def started(self) -> Server:
         """The server, started once for all gates."""
         began = time.monotonic()
-        server = Server(self._plan(), self._folder / "server.log")
+        server = Server(self.plan(), self._folder / "server.log")
         self._stack.enter_context(server)
         self.start_s = time.monotonic() - began
         return server
@@ -268,17 +268,13 @@ class ServerUnderTest:
         pack is to hold what this one compiles.
         """
         self.end()
-        plan = self._plan()
+        plan = self.plan()
         words, log = flags.without_drafts(plan.flags), self._folder / "without-drafts.log"
         with Server(replace(plan, flags=words, caches=None), log) as server:
             yield server.client()
 
-    def require_plan(self) -> None:
-        """Raise as `launch_plan` if the environment cannot serve; nothing is started."""
-        self._plan()
-
-    def _plan(self) -> LaunchPlan:
-        """Return how the server is started."""
+    def plan(self) -> LaunchPlan:
+        """Return how the server is started; raise as `launch_plan` if it cannot be."""
         assert self._options.python
         return launch_plan(
             self._options, self._recipe, self._options.python, self._flags, gated=True
@@ -296,7 +292,7 @@ class ServerUnderTest:
         assert folder
         wheel = sha256_file(options.wheel) if options.wheel else ""
         # Those of the gates themselves name a folder of this machine.
-        flags = tuple(flag for flag in self._plan().flags if flag not in self._flags)
+        flags = tuple(flag for flag in self.plan().flags if flag not in self._flags)
         return ServerIdentity(wheel, model_digest(folder), self._host, flags)
 
 
