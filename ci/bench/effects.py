@@ -40,12 +40,12 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from sparkwright.bench.load import vllm_bench
-from sparkwright.bench.load.vllm_bench import LoadError, LoadSpec, VllmBench
+from sparkwright.bench import vllm_bench
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import RESERVE, SLEEP, LaunchPlan
 from sparkwright.bench.server.server_process import Server
 from sparkwright.bench.statistics import MIN_INTERVAL, mean_interval
+from sparkwright.bench.vllm_bench import LoadError, LoadSpec, VllmBench
 from sparkwright.cherry_picks.effects import load_effects
 from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes, sha256_file

@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.load import vllm_bench
+from sparkwright.bench import vllm_bench
 from sparkwright.bench.machine.monitor import MachineMonitor
 from sparkwright.bench.recipes import workloads
 from sparkwright.bench.records import Side

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from sparkwright.audit.report import AuditedWheel
-from sparkwright.bench.load import vllm_bench
+from sparkwright.bench import vllm_bench
 from sparkwright.bench.server import server_process, wheel_identity
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.cli.options import default_cache

@@ -4,8 +4,8 @@ import random
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from sparkwright.bench.load.vllm_bench import LoadResult, LoadSpec, Request
 from sparkwright.bench.server.client import Client, ServerInvalid
+from sparkwright.bench.vllm_bench import LoadResult, LoadSpec, Request
 
 
 class ThreadLoad:

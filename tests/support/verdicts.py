@@ -25,11 +25,11 @@ from msgspec.structs import replace
 from tests.support import wheels
 
 from sparkwright.audit import report, wheel
-from sparkwright.bench.load.vllm_bench import LoadResult, Request
 from sparkwright.bench.machine.monitor import Snapshot
 from sparkwright.bench.recipes import recipe as recipes, workloads
 from sparkwright.bench.results import CONTROL_BLOCK, Measurement, Result, Subject
 from sparkwright.bench.statistics import DecisionRule, attempt_alpha, decide
+from sparkwright.bench.vllm_bench import LoadResult, Request
 from sparkwright.core import files, states, strict_yaml
 from sparkwright.gates import (
     accuracy as tasks,

@@ -499,7 +499,7 @@ def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(
     built: Built, served: GateOptions, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G8's result is on the disk before its checks are judged, and its verdict names the policy that a release asks for."""
-    monkeypatch.setattr("sparkwright.bench.load.vllm_bench.obtain", lambda *_, **__: None)
+    monkeypatch.setattr("sparkwright.bench.vllm_bench.obtain", lambda *_, **__: None)
     monkeypatch.setattr(Experiment, "result", lambda *_: verdicts.result(wheel))
     with built(replace(served, recipe="toy-cpu", wheel=wheel, baseline=wheel, baseline_python=served.python, workload=("quick",))) as builder:
         assert builder.gate("G8").run()

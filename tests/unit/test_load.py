@@ -17,8 +17,7 @@ from tests.refusals import refusal
 from tests.support import processes, refserved, thread_load
 from tests.support.fake_openai_server import Behaviour, FakeServer, Fault, started
 
-from sparkwright.bench import model, quick_look, records
-from sparkwright.bench.load import vllm_bench
+from sparkwright.bench import model, quick_look, records, vllm_bench
 from sparkwright.bench.machine import monitor
 from sparkwright.builder import host_info
 from sparkwright.cli import main

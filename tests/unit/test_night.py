@@ -181,7 +181,7 @@ def test_a_stock_wheel_that_does_not_start_costs_only_what_compares_with_it(
 ) -> None:
     """Its death is the first line of the page; a gate that needs no reference has its verdict. G8 has no pace of it, and does not begin."""
     (tmp_path / "stock" / "behaviour.json").unlink()
-    monkeypatch.setattr("sparkwright.bench.load.vllm_bench.obtain", lambda *_, **__: None)
+    monkeypatch.setattr("sparkwright.bench.vllm_bench.obtain", lambda *_, **__: None)
     with refusal("gate-failed"):
         main.run([*words, "--only", "G4", "--only", "G5", "--only", "G8"])
     (document,) = (tmp_path / "out").glob("*.verdicts.json")

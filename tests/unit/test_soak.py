@@ -93,7 +93,7 @@ def test_the_end_of_a_soak_decides(changes: dict[str, Any], name: str, expected:
     ("gauges", "expected"), [((0, 0), ("pass", "")), ((0, 3), ("fail", "requests-stuck")), ((), ("not-run", "gauges-absent"))]
 )  # fmt: skip
 def test_requests_that_never_end_fail(gauges: tuple[int, ...], expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Client, "metrics", lambda _: dict(zip(gate.RUNNING, gauges, strict=False)))
+    monkeypatch.setattr(Client, "metrics", lambda _: dict(zip((gate.RUNNING, gate.WAITING), gauges, strict=False)))
     check = gate.drained(Client(NOBODY), 0.1)
     assert (check.state, check.reason) == expected
 

@@ -26,13 +26,13 @@ from tests.refusals import refusal
 from tests.support import fake_openai_server, processes, refserved, thread_load
 
 from sparkwright.bench import results
-from sparkwright.bench.load.vllm_bench import LoadError, LoadResult, LoadSpec, Request
 from sparkwright.bench.machine import monitor
 from sparkwright.bench.recipes import preflight, recipe as recipes, workloads
 from sparkwright.bench.records import METRICS, Reason, Side
 from sparkwright.bench.server.client import Client
 from sparkwright.bench.server.launch import LaunchPlan
 from sparkwright.bench.server.server_process import Server
+from sparkwright.bench.vllm_bench import LoadError, LoadResult, LoadSpec, Request
 from sparkwright.cli import main, options
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext

@@ -5,9 +5,9 @@ import time
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.bench.records import COUNTED, FIGURES
 from sparkwright.bench.results import FIGURE_HEADS, LoadFigure, figure_texts, load_figure
+from sparkwright.bench.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.core.console import console
 
 #: Seconds for which `--rate` sends requests.
@@ -81,7 +81,6 @@ def quick_look(generator: LoadGenerator, cell: str, spec: LoadSpec, budget_s: fl
 
 def show(look: QuickLook, title: str) -> None:
     """Print a *look* under the *title*."""
-    rows = [figure_texts(figure) for figure in look.figures]
-    console.table(title, FIGURE_HEADS, rows, result=True)
+    console.table(title, FIGURE_HEADS, list(map(figure_texts, look.figures)), result=True)
     if look.accepted_drafts is not None:
         console.result(f"accepted drafts: {look.accepted_drafts:.2f} tokens a step, on real text")

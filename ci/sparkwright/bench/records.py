@@ -3,12 +3,11 @@
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
 
 #: Numbers of a policy or a recipe.
-Positive = Annotated[float, Meta(gt=0)]
-Count = Annotated[int, Meta(ge=1)]
-Share = Annotated[float, Meta(gt=0, lt=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Share = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 
 #: The wheel that is measured. Without a baseline it is the candidate. The control is a second
 #: server of the baseline, for an A/A block.

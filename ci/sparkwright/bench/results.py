@@ -12,10 +12,10 @@ from typing import Literal
 
 import msgspec
 
-from sparkwright.bench.load.vllm_bench import LoadResult
 from sparkwright.bench.machine.monitor import Snapshot
 from sparkwright.bench.records import COUNTED, FIGURES, METRICS, Metric, Reason, Side
 from sparkwright.bench.statistics import MIN_INTERVAL, mean_interval
+from sparkwright.bench.vllm_bench import LoadResult
 from sparkwright.core.files import read_json
 from sparkwright.core.pages import Table
 from sparkwright.core.states import SIGNS, State

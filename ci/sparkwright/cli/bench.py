@@ -8,9 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.bench import quick_look
-from sparkwright.bench.load import vllm_bench
-from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadSpec
+from sparkwright.bench import quick_look, vllm_bench
 from sparkwright.bench.machine import monitor
 from sparkwright.bench.quick_look import QuickLook
 from sparkwright.bench.recipes import preflight, recipe as recipes, workloads
@@ -18,6 +16,7 @@ from sparkwright.bench.recipes.recipe import Recipe
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.server_process import Server
+from sparkwright.bench.vllm_bench import LoadError, LoadGenerator, LoadSpec
 from sparkwright.builder import host_info
 from sparkwright.cli import options
 from sparkwright.core import strict_yaml

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from sparkwright.audit import wheel as wheels
-from sparkwright.bench.load import vllm_bench
+from sparkwright.bench import vllm_bench
 from sparkwright.bench.machine import watchdog
 from sparkwright.bench.model import slim
 from sparkwright.bench.model.checkpoint import ModelError

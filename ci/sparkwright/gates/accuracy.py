@@ -14,7 +14,6 @@ from statistics import NormalDist
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
 from msgspec.structs import replace
 
 from sparkwright.bench.records import Count, Share
@@ -79,13 +78,13 @@ class TaskPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         dataset: The data set of the hub that a task of lm-eval reads, and *subset*, a part of it.
     """
 
-    questions: Annotated[int, Meta(ge=FEWEST_QUESTIONS)]
+    questions: Annotated[int, msgspec.Meta(ge=FEWEST_QUESTIONS)]
     tokens: Count
     filter: str
     seconds: Count
     concurrency: Count = 1
-    fewshot: Annotated[int, Meta(ge=0)] = 0
-    file: Annotated[str, Meta(pattern=r"^([\w-]+\.yaml)?$")] = ""
+    fewshot: Annotated[int, msgspec.Meta(ge=0)] = 0
+    file: Annotated[str, msgspec.Meta(pattern=r"^([\w-]+\.yaml)?$")] = ""
     dataset: str = ""
     subset: str = ""
 
@@ -105,8 +104,8 @@ class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     identity: ServerIdentity
     task: str
     settings: str
-    questions: tuple[Annotated[str, Meta(pattern="^[0-9a-f]{16}$")], ...]
-    correct: Annotated[str, Meta(pattern="^[01]+$")]
+    questions: tuple[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")], ...]
+    correct: Annotated[str, msgspec.Meta(pattern="^[01]+$")]
     format: Literal[3] = 3
 
     def __post_init__(self) -> None:
@@ -131,12 +130,12 @@ class Answer(msgspec.Struct, frozen=True):
         exact_match: 1 for a correct answer.
     """
 
-    doc_id: Annotated[int, Meta(ge=0)]
-    doc_hash: Annotated[str, Meta(min_length=64, max_length=64)]
-    prompt_hash: Annotated[str, Meta(min_length=64, max_length=64)]
+    doc_id: Annotated[int, msgspec.Meta(ge=0)]
+    doc_hash: Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
+    prompt_hash: Annotated[str, msgspec.Meta(min_length=64, max_length=64)]
     filter: str
     resps: tuple[tuple[str, ...], ...]
-    exact_match: Annotated[float, Meta(ge=0, le=1)]
+    exact_match: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 def ask(
@@ -190,8 +189,7 @@ def obtain_harness(context: RunContext) -> Path:
         source-unreachable, source-mismatch, offline, disk-full, command-failed: As
             `toolchain.install`.
     """
-    root = toolchain.locked_environment(context, TITLE, _wheels(context))
-    return root / "bin" / "python"
+    return toolchain.locked_environment(context, TITLE, _wheels(context)) / "bin" / "python"
 
 
 def missing_data(context: RunContext, task: TaskPolicy) -> str:
@@ -336,11 +334,11 @@ class AccuracyPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     margin: Share
-    confidence: Annotated[float, Meta(ge=0.5, lt=1)]
-    power: Annotated[float, Meta(ge=0.5, lt=1)]
+    confidence: Annotated[float, msgspec.Meta(ge=0.5, lt=1)]
+    power: Annotated[float, msgspec.Meta(ge=0.5, lt=1)]
     differing: Share
     informative: Share
-    tasks: Annotated[dict[str, TaskPolicy], Meta(min_length=1)]
+    tasks: Annotated[dict[str, TaskPolicy], msgspec.Meta(min_length=1)]
 
     def task(self, name: str) -> TaskPolicy:
         """

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
-from msgspec import Meta
 
 from sparkwright.bench.recipes.recipe import KERNEL_CLASS, KernelContract, Recipe
 from sparkwright.bench.records import Count
@@ -238,10 +237,10 @@ class KernelPattern(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             tell the class.
     """
 
-    kind: Annotated[str, Meta(pattern="^(attention|linear|moe|gdn|mamba|sampling|other)$")]
-    label: Annotated[str, Meta(pattern=f"^({HELPER}|{WRAPPER}|unclassified|{KERNEL_CLASS})$")] = (
-        msgspec.field(name="class")
-    )
+    kind: Annotated[str, msgspec.Meta(pattern="^(attention|linear|moe|gdn|mamba|sampling|other)$")]
+    label: Annotated[
+        str, msgspec.Meta(pattern=f"^({HELPER}|{WRAPPER}|unclassified|{KERNEL_CLASS})$")
+    ] = msgspec.field(name="class")
     pattern: str
     beside: str = ""
 
@@ -369,7 +368,9 @@ def class_changes(
 
 
 #: Why lines of the log fail a launch.
-Unwanted = Annotated[str, Meta(pattern="^(emulation|backend-refused|graph-memory-negative)$")]
+Unwanted = Annotated[
+    str, msgspec.Meta(pattern="^(emulation|backend-refused|graph-memory-negative)$")
+]
 
 CHECKS = (
     *declare("log", "no-fallback-kernel"),
@@ -446,12 +447,12 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     lines: dict[str, LogPattern]
     unwanted: dict[Unwanted, LogPattern]
-    batch: Annotated[int, Meta(ge=2, le=64)]
-    share: Annotated[float, Meta(gt=0.5, lt=1)]
-    least_part: Annotated[float, Meta(gt=0, lt=0.5)]
-    unknown: Annotated[float, Meta(gt=0, lt=1)]
-    helpers: Annotated[float, Meta(gt=0, lt=1)]
-    change: Annotated[float, Meta(gt=0, lt=1)]
+    batch: Annotated[int, msgspec.Meta(ge=2, le=64)]
+    share: Annotated[float, msgspec.Meta(gt=0.5, lt=1)]
+    least_part: Annotated[float, msgspec.Meta(gt=0, lt=0.5)]
+    unknown: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    helpers: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    change: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     helpers_us: Count
     fallbacks: tuple[str, ...]
     kernels: tuple[KernelPattern, ...]
@@ -469,8 +470,7 @@ def profile(
     """
     batch = min(policy.batch, recipe.plan.max_num_seqs)
     try:
-        paths = record_traces(server.client(), folder, batch)
-        trace, *others = map(read_trace, paths)
+        trace, *others = map(read_trace, record_traces(server.client(), folder, batch))
     except ServerInvalid as error:
         reason = error.reason if error.reason == "profile-unreadable" else "profile-missing"
         return invalid("no-fallback-kernel", error.message, reason)
@@ -498,11 +498,14 @@ def check_contract(
         return (*checks, trace)
     kernels = classify(trace, policy.kernels)
     excluded, unjudged = list[ClassifiedKernel](), list[ClassifiedKernel]()
+    helpers = list[ClassifiedKernel]()
     for kernel in kernels:
         stated = re.split(r"[+|]", contract.serves.get(kernel.kind, ""))
         fallback = kernel.label in policy.fallbacks and kernel.label not in stated
         if fallback or any(re.search(pattern, kernel.name) for pattern in contract.forbidden):
             excluded.append(kernel)
+        if kernel.label == HELPER:
+            helpers.append(kernel)
         # That of sampling need not be stated.
         judged_kinds = {*contract.serves, "sampling"}
         if not kernel.kind or (kernel.computes and kernel.kind not in judged_kinds):
@@ -514,29 +517,19 @@ def check_contract(
         judged("no-fallback-kernel", message, "kernel-forbidden", not samples, samples=samples)
     )
     checks += [_layer(policy, contract, kind, kernels) for kind in contract.serves]
-    unknown, helpers = "that nothing judges", [each for each in kernels if each.label == HELPER]
     checks += [
-        _bounded("kernels-unknown", unknown, unjudged, kernels, policy.unknown),
+        _bounded("kernels-unknown", "that nothing judges", unjudged, kernels, policy.unknown),
         _bounded("kernels-helpers", "that only help", helpers, kernels, policy.helpers),
     ]
     if contract.graphs:
-        checks.append(
-            _profiled(
-                "profile-graphs",
-                "graphs-unseen",
-                "kernels of decode steps in CUDA graphs",
-                trace.graphs,
-            )
-        )
+        what = "kernels of decode steps in CUDA graphs"
+        checks.append(_profiled("profile-graphs", "graphs-unseen", what, trace.graphs))
     if contract.compiled:
-        checks.append(
-            _profiled(
-                "profile-compile",
-                "compile-unseen",
-                "kernels of torch.compile in decode",
-                sum(bool(COMPILED.match(kernel)) for kernel in trace["decode"]),
-            )
+        what, compiled = (
+            "kernels of torch.compile in decode",
+            filter(COMPILED.match, trace["decode"]),
         )
+        checks.append(_profiled("profile-compile", "compile-unseen", what, len(list(compiled))))
     return tuple(checks)
 
 
@@ -615,7 +608,7 @@ def observe(
         client.version(),
         limit,
         cache,
-        any(name.startswith(DRAFTS) for name in metrics),
+        DRAFTS in metrics,
         {name: tuple(match.values) for name, match in lines.items() if match.values},
         time_shares(kernels, "name"),
         time_shares(kernels, "label"),

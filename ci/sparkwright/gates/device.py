@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 from numpy.typing import NDArray
 
 from sparkwright.audit import wheel as wheel_audit
@@ -96,7 +95,7 @@ class DevicePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     seconds: Positive
     libraries: tuple[str, ...]
-    repeats: Annotated[int, Meta(ge=2)]
+    repeats: Annotated[int, msgspec.Meta(ge=2)]
     roundings: Positive
 
 

@@ -217,20 +217,19 @@ class DirtyText:
                 return
             self.rounds = range(self.rules.rounds)
             self.judged += self._ask(client, self.rounds[1:])
-        answered = self._answered
-        faults = [fault for _, fault in answered]
-        bounded, most, besides = faults, self.rules.most * len(faults), ""
+        answered, bounded, besides = self._answered, self._answered, ""
+        most = self.rules.most * len(answered)
         alone = f"{NO_CALL}:"
         if sum(fault.startswith(alone) for _, fault in theirs) > self.rules.most * len(theirs):
             # If the stock wheel leaves out as many calls, the model is the cause; the comparison
             # judges whether ours makes fewer.
-            bounded = ["" if fault.startswith(alone) else fault for fault in faults]
+            bounded = [(each, "" if fault.startswith(alone) else fault) for each, fault in answered]
             besides = " beside calls that are not made, too many of the stock wheel's, too"
-        dirty = sum(map(bool, bounded))
-        message = f"{dirty} of {len(faults)} answers are dirty{besides}"
+        dirty = count_dirty(bounded)
+        message = f"{dirty} of {len(answered)} answers are dirty{besides}"
         if self.refused:
             message += f"; completions were asked, as the server refuses chats: {self.refused}"
-        figure = Figure("dirty answers", dirty, count=len(faults), bound=most)
+        figure = Figure("dirty answers", dirty, count=len(answered), bound=most)
         yield judged(
             "dirty-text", message, "text-dirty", dirty <= most, [figure], _samples(bounded)
         )
@@ -340,8 +339,7 @@ def compare_shares(
         figures.append(Figure(f"dirty answers {label}", dirty, count=len(side)))
         texts.append(f"dirty answers {label}: {dirty} of {len(side)}")
     message = ", ".join(texts)
-    samples = _samples([fault for _, fault in treated])
-    return judged(name, message, reason, p >= bound, figures, samples)
+    return judged(name, message, reason, p >= bound, figures, _samples(treated))
 
 
 def chance(treated: Sequence[JudgedAnswer], control: Sequence[JudgedAnswer]) -> float:
@@ -390,10 +388,13 @@ def find_dirt(rules: text_checks.DirtyTextPolicy, answer: SampledAnswer, foreign
     return ""
 
 
-def _samples(faults: Sequence[str]) -> list[Sample]:
-    return [
-        Sample(f"answer {number}", "clean", fault) for number, fault in enumerate(faults) if fault
-    ]
+def _samples(answers: Sequence[JudgedAnswer]) -> list[Sample]:
+    """Return the dirty ones of *answers*."""
+    samples = list[Sample]()
+    for number, (_, fault) in enumerate(answers):
+        if fault:
+            samples.append(Sample(f"answer {number}", "clean", fault))
+    return samples
 
 
 def record(

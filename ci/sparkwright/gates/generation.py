@@ -219,7 +219,8 @@ def _judged(
     yield from _chats(policy, server)
     if skipped := kind.no_dirty_text:
         # These checks do not decide here; a release policy that asks for them does not accept that.
-        yield from (not_run(name, skipped, "policy-skips", required=False) for name in DIRTY)
+        for name in DIRTY:
+            yield not_run(name, skipped, "policy-skips", required=False)
     else:
         rates = dirty_text.DirtyText(policy, client, kind.wrap, server.recipe)
         yield from rates.judge(client, stock, server.deadline)
@@ -392,7 +393,7 @@ def _sound_depth(deep: text_checks.Deep, prompt: Sequence[int], wanted: int, cli
             raise ServerInvalid("answer-unreadable", "a completion of one token has none")
         decoded.append((answer.tokens[position], answer.logprobs[position]))
         expected.append((probe.tokens[0], probe.logprobs[0]))
-    p, q = (logprobs.arrays(rows, deep.top + 1) for rows in (expected, decoded))
+    p, q = logprobs.arrays(expected, deep.top + 1), logprobs.arrays(decoded, deep.top + 1)
     unsound = logprobs.unsound(p) | logprobs.unsound(q)
     kl = np.where(unsound, np.inf, logprobs.lower_bound(p, q, deep.top))
     # An answer that ends although it must not is damaged from its end on.

@@ -36,7 +36,6 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 from numpy.typing import NDArray
 from scipy.special import rel_entr
 
@@ -73,7 +72,7 @@ from sparkwright.gates.core.verdict import (
 )
 
 #: A token, and logarithms of probabilities at its position.
-Row = tuple[TokenId, Annotated[Mapping[TokenId, float], Meta(min_length=1)]]
+Row = tuple[TokenId, Annotated[Mapping[TokenId, float], msgspec.Meta(min_length=1)]]
 
 Floats = NDArray[np.float64]
 
@@ -229,17 +228,17 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         corpus: Paragraphs of the texts, by genre.
     """
 
-    texts: Annotated[int, Meta(ge=8, le=256)]
-    tokens: Annotated[int, Meta(ge=2, le=2048)]
-    top: Annotated[int, Meta(ge=1, le=100)]
-    decode_texts: Annotated[int, Meta(ge=8, le=256)]
-    decode_prompt: Annotated[int, Meta(ge=2)]
-    decode_tokens: Annotated[int, Meta(ge=2)]
-    decode_batch: Annotated[int, Meta(ge=2)]
-    cached_blocks: Annotated[int, Meta(ge=2, le=16)]
+    texts: Annotated[int, msgspec.Meta(ge=8, le=256)]
+    tokens: Annotated[int, msgspec.Meta(ge=2, le=2048)]
+    top: Annotated[int, msgspec.Meta(ge=1, le=100)]
+    decode_texts: Annotated[int, msgspec.Meta(ge=8, le=256)]
+    decode_prompt: Annotated[int, msgspec.Meta(ge=2)]
+    decode_tokens: Annotated[int, msgspec.Meta(ge=2)]
+    decode_batch: Annotated[int, msgspec.Meta(ge=2)]
+    cached_blocks: Annotated[int, msgspec.Meta(ge=2, le=16)]
     hits_share: Share
     kl_max: Positive
-    kl_floors: Annotated[float, Meta(ge=1)]
+    kl_floors: Annotated[float, msgspec.Meta(ge=1)]
     text_max: Positive
     decode_kl_max: Positive
     decode_text_max: Positive
@@ -247,10 +246,15 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     other_best_rise: Share
     perplexity_max: Positive
     sampling_max: Positive
-    confidence: Annotated[float, Meta(gt=0.5, lt=1)]
+    confidence: Annotated[float, msgspec.Meta(gt=0.5, lt=1)]
     corpus: Annotated[
-        dict[str, Annotated[tuple[Annotated[str, Meta(pattern=r"\S")], ...], Meta(min_length=1)]],
-        Meta(min_length=1),
+        dict[
+            str,
+            Annotated[
+                tuple[Annotated[str, msgspec.Meta(pattern=r"\S")], ...], msgspec.Meta(min_length=1)
+            ],
+        ],
+        msgspec.Meta(min_length=1),
     ]
 
     @property
@@ -295,8 +299,8 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     shape: tuple[int, int, int, int]
     texts: list[list[int]]
     rows: list[Row]
-    floors: dict[str, Annotated[list[float], Meta(min_length=1)]]
-    hits: dict[str, Annotated[float, Meta(ge=0)]]
+    floors: dict[str, Annotated[list[float], msgspec.Meta(min_length=1)]]
+    hits: dict[str, Annotated[float, msgspec.Meta(ge=0)]]
 
     def __post_init__(self) -> None:
         if len(self.rows) != self.shape[0] * (self.shape[1] - 1):

@@ -18,7 +18,6 @@ from typing import Annotated, Any, Literal
 import ml_dtypes
 import msgspec
 import numpy as np
-from msgspec import Meta
 from numpy.typing import NDArray
 
 from sparkwright.builder import toolchain
@@ -41,7 +40,7 @@ Kind = Literal["encode", "decode", "quantise", "scale", "offset"]
 Format = Literal["fp32", "bf16", "fp16"]
 
 #: A path inside a tree.
-Inside = Annotated[str, Meta(pattern=r"^(?!/)(?!(.*/)?\.\.(/|$))")]
+Inside = Annotated[str, msgspec.Meta(pattern=r"^(?!/)(?!(.*/)?\.\.(/|$))")]
 
 NATIVE = Path(__file__).parent / "native"
 
@@ -101,7 +100,7 @@ class Converter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         nan: Result for NaN: ``plus-six`` for either sign, or ``keeps-sign`` for ±6.
     """
 
-    name: Annotated[str, Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]+(-[a-z0-9]+)*$")]
     kind: Kind
     call: str
     type: str = "float"
@@ -127,8 +126,8 @@ class Unit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     fork: str
-    files: Annotated[tuple[Inside, ...], Meta(min_length=1)]
-    converters: Annotated[tuple[Converter, ...], Meta(min_length=1)]
+    files: Annotated[tuple[Inside, ...], msgspec.Meta(min_length=1)]
+    converters: Annotated[tuple[Converter, ...], msgspec.Meta(min_length=1)]
     python: str = ""
     header: str = ""
     folders: tuple[Inside, ...] = ()
@@ -172,7 +171,7 @@ class Program:
         folders = [
             f"-I{folder / 'empty'}",
             *(f"-I{tree}/{name}" for name in unit.folders),
-            *(f"-isystem{path}" for path in includes),
+            *map("-isystem{}".format, includes),
         ]
         compiler = [*toolchain.host_compiler(), "-std=c++20", "-w"]
         self._run(
@@ -248,7 +247,7 @@ def _source(unit: Unit, tree: Path | None) -> str:
 def driver(unit: Unit, source: str) -> str:
     """Return the C++ text of a program with *source* that calls the unit's converters."""
     lines = [
-        *(f"#include <{name}>" for name in unit.headers),
+        *map("#include <{}>".format, unit.headers),
         f'#include "{NATIVE / "device.hpp"}"',
         f'#include "{NATIVE / "driver.hpp"}"',
         *(f"#define {name} {value}" for name, value in unit.defines.items()),
@@ -299,7 +298,7 @@ SUFFIXES: Mapping[Kind, str] = {
     "quantise": "blocks",
 }
 
-CHECKS = declare(*(f"*-{suffix}" for suffix in SUFFIXES.values()), measured=True)
+CHECKS = declare(*map("*-{}".format, SUFFIXES.values()), measured=True)
 
 #: Reason → its meaning, and what to do.
 REASONS: Mapping[str, str] = {

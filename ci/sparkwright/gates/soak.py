@@ -20,7 +20,6 @@ from typing import Annotated, Literal
 
 import msgspec
 import psutil
-from msgspec import Meta
 
 from sparkwright.bench.machine import watchdog
 from sparkwright.bench.records import Count, Positive
@@ -58,8 +57,8 @@ OTHER_PROCESS = "kernel-xid-other"
 #: A token that no vocabulary has; vLLM refuses it.
 BAD_TOKEN = 2**31 - 1
 
-Share = Annotated[float, Meta(ge=0, lt=1)]
-Lengths = Annotated[tuple[Count, ...], Meta(min_length=1)]
+Share = Annotated[float, msgspec.Meta(ge=0, lt=1)]
+Lengths = Annotated[tuple[Count, ...], msgspec.Meta(min_length=1)]
 
 
 class SoakLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -80,11 +79,11 @@ class SoakLoad(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompts: Lengths
     answers: Lengths
     shared: Share
-    prefix: Annotated[int, Meta(ge=0)]
+    prefix: Annotated[int, msgspec.Meta(ge=0)]
     aborted: Share
     patience: Positive
     bad: Share
-    line: Annotated[str, Meta(pattern=r"\{number\}")]
+    line: Annotated[str, msgspec.Meta(pattern=r"\{number\}")]
 
 
 class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -115,8 +114,8 @@ class SoakPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     load: SoakLoad
     warm: Share
     growth: Positive
-    confidence: Annotated[float, Meta(ge=0.5, lt=1)]
-    run: Annotated[int, Meta(ge=2)]
+    confidence: Annotated[float, msgspec.Meta(ge=0.5, lt=1)]
+    run: Annotated[int, msgspec.Meta(ge=2)]
     repeating: Share
     chance: Share
     stock: Positive
@@ -295,8 +294,10 @@ class Monitor:
 
     def __init__(self, processes: Callable[[], Sequence[psutil.Process]], kernel: Path) -> None:
         self.watched, self._list, self._log = Watched(), processes, None
-        self._processes = {process: str(process) for process in self._alive()}
-        self._own = {process.pid for process in self._processes}
+        self._processes, self._own = dict[psutil.Process, str](), set[int]()
+        for process in self._alive():
+            self._processes[process] = str(process)
+            self._own.add(process.pid)
         if not self._processes:
             text = "the server's processes are not known here"
             for name in ("memory-growth", "restarts"):
@@ -310,10 +311,11 @@ class Monitor:
     def sample(self, at: float) -> None:
         """Read everything, *at* seconds since the beginning."""
         watched, alive = self.watched, self._alive()
-        self._own.update(process.pid for process in alive)
+        pids = {process.pid for process in alive}
+        self._own |= pids
         for process in set(self._processes).difference(alive):
             watched.ended.append((at, "server-restarted", f"{self._processes.pop(process)} ended"))
-        on_gpu = gpu_memory({process.pid for process in alive})
+        on_gpu = gpu_memory(pids)
         if on_gpu is None:
             text = "the driver does not list the memory of the server's processes"
             watched.unwatched.setdefault("memory-growth", ("gpu-memory-unknown", text))
@@ -376,7 +378,7 @@ FEWEST_POINTS, MOST_POINTS = 12, 200
 #: Outcomes of requests that the server answered.
 ANSWERS = ("answered", "repeating")
 #: vLLM's gauges of the requests that it works on.
-RUNNING = ("vllm:num_requests_running", "vllm:num_requests_waiting")
+RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 #: Reason → what it means and what to do.
 REASONS: Mapping[str, str] = {
@@ -696,7 +698,7 @@ def drained(client: Client, seconds: float) -> Check:
     while True:
         try:
             metrics = client.metrics()
-            running = sum(metrics[name] for name in RUNNING)
+            running = metrics[RUNNING] + metrics[WAITING]
         except (ServerInvalid, KeyError):
             return not_run("drained", "the server does not state its requests", "gauges-absent")
         if not running or time.monotonic() > end:
@@ -713,10 +715,12 @@ def judge_again(
         return not_run(name, "the server is gone", "server-gone")
     if repeat is None:
         return not_run(name, "to run it, name the reference with --against", "not-asked")
-    required, samples = [check for check in repeat() if check.required], list[Sample]()
-    for check in required:
-        if check.state != "pass":
+    states, samples = list[State](), list[Sample]()
+    for check in repeat():
+        if check.required:
+            states.append(check.state)
+        if check.required and check.state != "pass":
             samples.append(Sample(check.name, "pass", f"{check.state}: {check.message}"[:300]))
-    message = f"after the load, {len(samples)} of {len(required)} checks do not pass"
-    state = worst(check.state for check in required)
-    return decided(name, message, state, dict.fromkeys(ORDER[:-1], "worse-after-soak"), (), samples)
+    message = f"after the load, {len(samples)} of {len(states)} checks do not pass"
+    reasons = dict.fromkeys(ORDER[:-1], "worse-after-soak")
+    return decided(name, message, worst(states), reasons, (), samples)

@@ -12,7 +12,6 @@ from statistics import median
 from typing import Annotated, Literal, Self
 
 import msgspec
-from msgspec import Meta
 from msgspec.structs import replace
 
 from sparkwright.bench.recipes.recipe import Ability
@@ -43,7 +42,7 @@ class Fact(Prompt, frozen=True, forbid_unknown_fields=True):
     """
 
     line: str
-    depth: Annotated[float, Meta(ge=0, le=1)]
+    depth: Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 class Chat(Prompt, frozen=True, forbid_unknown_fields=True):
@@ -100,10 +99,10 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         sizes: Answers and rounds of the rate, in place of the policy's.
     """
 
-    answers: Annotated[int, Meta(ge=0)]
+    answers: Annotated[int, msgspec.Meta(ge=0)]
     context: tuple[Count | Literal["maximum"], ...]
-    deep: Annotated[int, Meta(ge=64)]
-    wrap: Annotated[str, Meta(pattern=r"\{prompt\}")] = "{prompt}"
+    deep: Annotated[int, msgspec.Meta(ge=64)]
+    wrap: Annotated[str, msgspec.Meta(pattern=r"\{prompt\}")] = "{prompt}"
     no_dirty_text: str = ""
     sizes: dict[Literal["answers", "rounds"], Count] = {}
 
@@ -134,18 +133,18 @@ class DirtyTextPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rounds: Count
     tokens: Count
     temperature: Positive
-    concurrency: Annotated[int, Meta(ge=2)]
+    concurrency: Annotated[int, msgspec.Meta(ge=2)]
     blocks: Count
-    repeats: Annotated[int, Meta(ge=2, le=100)]
-    passages: Annotated[int, Meta(ge=2, le=100)]
-    passage: Annotated[int, Meta(ge=2, le=200)]
+    repeats: Annotated[int, msgspec.Meta(ge=2, le=100)]
+    passages: Annotated[int, msgspec.Meta(ge=2, le=100)]
+    passage: Annotated[int, msgspec.Meta(ge=2, le=200)]
     letters: tuple[str, ...]
     languages: dict[str, tuple[str, ...]]
-    words: Annotated[int, Meta(ge=2, le=10)]
-    chance: Annotated[float, Meta(gt=0, lt=1)]
+    words: Annotated[int, msgspec.Meta(ge=2, le=10)]
+    chance: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     most: Share
     template: dict[str, bool]
-    chats: Annotated[tuple[str, ...], Meta(min_length=1)]
+    chats: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     calls: tuple[str, ...]
 
 
@@ -160,9 +159,9 @@ class GenerationPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     tokens: Count
     profiles: dict[str, Profile]
-    prompts: Annotated[dict[str, Prompt], Meta(min_length=1)]
-    line: Annotated[str, Meta(pattern=r"\{number\}")]
-    facts: Annotated[dict[str, Fact], Meta(min_length=1)]
+    prompts: Annotated[dict[str, Prompt], msgspec.Meta(min_length=1)]
+    line: Annotated[str, msgspec.Meta(pattern=r"\{number\}")]
+    facts: Annotated[dict[str, Fact], msgspec.Meta(min_length=1)]
     chats: dict[str, Chat]
     deep: Deep
     dirty_text: DirtyTextPolicy

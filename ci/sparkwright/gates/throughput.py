@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from sparkwright.bench.load import vllm_bench
+from sparkwright.bench import vllm_bench
 from sparkwright.bench.machine import monitor
 from sparkwright.bench.model import checkpoint, modules
 from sparkwright.bench.recipes import preflight, recipe as recipes, workloads
@@ -290,7 +290,7 @@ class Experiment:
 
 
 CHECKS = (
-    *declare(*(f"{metric}-*" for metric in METRICS), "effect-*", "legs", "contract", measured=True),
+    *declare(*map("{}-*".format, METRICS), "effect-*", "legs", "contract", measured=True),
     *declare("flags", "candidate-wheel", "baseline-wheel"),
     *declare("measured", role="reports"),
 )

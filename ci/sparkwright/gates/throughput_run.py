@@ -19,7 +19,7 @@ import math
 import random
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from time import monotonic, sleep
@@ -27,10 +27,8 @@ from typing import Annotated
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 from msgspec.structs import replace
 
-from sparkwright.bench.load.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.bench.machine import monitor
 from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import METRICS, Count, Metric, Reason, Share, Side
@@ -49,10 +47,12 @@ from sparkwright.bench.statistics import (
     Decision,
     DecisionRule,
     MetricSeries,
+    SeriesDecision,
     attempt_alpha,
     decide,
     mean_interval,
 )
+from sparkwright.bench.vllm_bench import LoadError, LoadGenerator, LoadResult, LoadSpec
 from sparkwright.core.console import console
 from sparkwright.core.states import State
 from sparkwright.core.store import append_line, read_lines
@@ -105,7 +105,7 @@ _GIVEN = "vllm:generation_tokens_total"
 _ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 
 
-Seconds = Annotated[float, Meta(gt=0, le=1e6)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6)]
 #: Seconds that every time of a request exceeds.
 SHORTEST_S = 1e-9
 
@@ -134,8 +134,8 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             that has to be there.
     """
 
-    bounds: Annotated[dict[Metric, Bounds], Meta(min_length=len(METRICS))]
-    alpha: Annotated[float, Meta(gt=0, lt=0.5)]
+    bounds: Annotated[dict[Metric, Bounds], msgspec.Meta(min_length=len(METRICS))]
+    alpha: Annotated[float, msgspec.Meta(gt=0, lt=0.5)]
     min_blocks: Count
     max_blocks: Count
     workloads: str
@@ -144,7 +144,7 @@ class ThroughputPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefix_hits: Share
     cooldown_retries: Count
     timeout_s: Seconds
-    lag: Annotated[float, Meta(ge=0, le=4)]
+    lag: Annotated[float, msgspec.Meta(ge=0, le=4)]
     own_error: Share
     longest_s: Seconds
     fewest_requests: Count
@@ -415,8 +415,11 @@ def metric_series(
 def _differences(
     measurements: Sequence[Measurement], cell: str, blocks: Collection[int], metric: Metric
 ) -> tuple[float, ...]:
-    values = (difference(measurements, cell, block, metric) for block in sorted(blocks))
-    return tuple(value for value in values if value is not None)
+    differences = list[float]()
+    for block in sorted(blocks):
+        if (value := difference(measurements, cell, block, metric)) is not None:
+            differences.append(value)
+    return tuple(differences)
 
 
 def cell_results(
@@ -427,25 +430,27 @@ def cell_results(
     decision: Decision | None,
 ) -> tuple[CellResult, ...]:
     """Return each cell with the metrics that were compared over complete *blocks*, or decide."""
-    counted = [leg for leg in measurements if leg.counts and leg.block in blocks]
-    deciding = {each.name: each for each in series}
-    decided = {each.name: each for each in decision.series} if decision else {}
-    results = []
+    counted: dict[str, list[Measurement]] = defaultdict(list)
+    for leg in measurements:
+        if leg.counts and leg.block in blocks:
+            counted[leg.cell].append(leg)
+    decided, results = dict[str, tuple[MetricSeries, SeriesDecision]](), []
+    for each, verdict in zip(series, decision.series if decision else (), strict=False):
+        decided[each.name] = each, verdict
     for cell in cells:
-        own = [leg for leg in counted if leg.cell == cell.name]
-        rows = []
+        own, rows = counted[cell.name], []
         for metric in METRICS:
             name, row = series_name(cell.name, metric), _series(own, cell.name, blocks, metric)
-            if not row.differences and name not in deciding:
+            if not row.differences and metric not in cell.primary:
                 continue
             if name in decided:
-                own_series, verdict = deciding[name], decided[name]
+                own_series, verdict = decided[name]
                 row = replace(
                     row, pass_evidence=verdict.pass_evidence, fail_evidence=verdict.fail_evidence,
                     state=verdict.state, conclusion=verdict.conclusion,
                     margin=own_series.bounds.margin,
                 )  # fmt: skip
-            rows.append(replace(row, primary=name in deciding))
+            rows.append(replace(row, primary=metric in cell.primary))
         results.append(CellResult(cell.name, cell.concurrency, tuple(rows)))
     return tuple(results)
 
@@ -454,7 +459,8 @@ def _series(
     own: Sequence[Measurement], cell: str, blocks: Collection[int], metric: Metric
 ) -> Series:
     """Return the series of *metric* in *own*, the measurements of *cell*, without a decision."""
-    theirs, ours = (block_medians(own, cell, metric, side) for side in ("baseline", "candidate"))
+    theirs = block_medians(own, cell, metric, "baseline")
+    ours = block_medians(own, cell, metric, "candidate")
     differences, low, high = _differences(own, cell, blocks, metric), None, None
     if len(differences) >= MIN_INTERVAL:
         sign = -1 if METRICS[metric][3] else 1
@@ -525,8 +531,11 @@ class MeasurementJournal:
             lines = [JournalLine(begun=start)]
             append_line(path, lines[0])
         self.begun = lines[0].begun or start
-        self.launches = {line.launch: line.seconds for line in lines if line.launch}
-        self.measurements = [leg for line in lines for leg in line.measurements]
+        self.launches, self.measurements = dict[tuple[int, int], float](), list[Measurement]()
+        for line in lines:
+            self.measurements += line.measurements
+            if line.launch:
+                self.launches[line.launch] = line.seconds
 
     def add(
         self, launch: tuple[int, int], measurements: Sequence[Measurement], seconds: float
@@ -665,7 +674,7 @@ class Runner:
         """
         launched = monotonic()
         for _ in range(self._attempts):
-            number = 1 + max((leg.launch for leg in self.measurements), default=-1)
+            number = 1 + self.measurements[-1].launch if self.measurements else 0
             with (
                 contextlib.suppress(_ServerLost),
                 self._launcher(sorted({side for _, side in turns})) as servers,
@@ -761,8 +770,10 @@ class Runner:
         spec, needed = self._spec, 0.0
         if block != CONTROL_BLOCK and cell.primary:
             key = (cell.name, CONTROL_BLOCK)
-            counted = [leg for leg in self._journal.measurements if leg.counts]
-            loads = [leg.run for leg in counted if leg.run and (leg.cell, leg.block) == key]
+            loads = list[LoadResult]()
+            for leg in self._journal.measurements:
+                if leg.run and leg.counts and (leg.cell, leg.block) == key:
+                    loads.append(leg.run)
             paired = len(loads) > 1 and cell.name in spec.texts
             needed = spec.policy.needed(loads, cell.primary, paired=paired)
         return replace(cell, requests=spec.policy.requests(cell, needed))

@@ -77,21 +77,16 @@ def run(report: AuditReport) -> tuple[Check, ...]:
 
 def _group(report: AuditReport, name: str) -> Check:
     message, rules = GROUPS[name]
-    findings = [finding for finding in report.findings if finding.rule in rules]
-    figures = [Figure("findings", len(findings), bound=0)]
+    failing, samples = list[str](), list[Sample]()
+    for finding in report.findings:
+        if finding.rule in rules:
+            failing.append(finding.rule)
+            library = finding.library or "(the wheel)"
+            samples.append(Sample(library, RULES[finding.rule], finding.text[:200]))
+    figures = [Figure("findings", len(samples), bound=0)]
     if name == "symbols" and report.not_checked:
         return not_run(name, report.not_checked, "symbols-unchecked")
-    if not findings:
+    if not failing:
         return passed(name, message, figures=figures)
-    samples = [
-        Sample(finding.library or "(the wheel)", RULES[finding.rule], finding.text[:200])
-        for finding in findings
-    ]
-    rule = findings[0].rule
-    return failed(
-        name,
-        f"{len(findings)} finding(s): {RULES[rule]}",
-        rule,
-        figures=figures,
-        samples=samples,
-    )
+    message = f"{len(failing)} finding(s): {RULES[failing[0]]}"
+    return failed(name, message, failing[0], figures=figures, samples=samples)

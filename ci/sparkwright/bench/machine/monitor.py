@@ -20,7 +20,6 @@ from typing import Annotated
 
 import msgspec
 import psutil
-from msgspec import Meta
 from msgspec.structs import replace
 
 from sparkwright.bench.model.modules import BANDWIDTH, Bandwidth
@@ -28,10 +27,9 @@ from sparkwright.bench.records import Count, Positive, Reason
 from sparkwright.core import memory, process
 from sparkwright.core.console import console, one_line
 from sparkwright.core.errors import CommandError
-from sparkwright.core.memory import MachineMemory
 from sparkwright.core.store import Store
 
-Seconds = Annotated[float, Meta(ge=0, lt=1e5)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e5)]
 
 #: Reason → what it means and what to do.
 REASONS: Mapping[str, str] = {
@@ -87,11 +85,11 @@ class ProbePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     matrix: Count
     stream: Count
-    warmup: Annotated[float, Meta(ge=0, lt=60)]
-    seconds: Annotated[float, Meta(gt=0, lt=60)]
-    readings: Annotated[int, Meta(ge=3, le=1000)]
+    warmup: Annotated[float, msgspec.Meta(ge=0, lt=60)]
+    seconds: Annotated[float, msgspec.Meta(gt=0, lt=60)]
+    readings: Annotated[int, msgspec.Meta(ge=3, le=1000)]
     band: Positive
-    min_ratio: Annotated[float, Meta(ge=0, lt=1)]
+    min_ratio: Annotated[float, msgspec.Meta(ge=0, lt=1)]
     timeout: Positive
 
 
@@ -115,10 +113,10 @@ class MachinePolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     floor: Count
     discrete_floor: Count
     max_temperature: Positive
-    discards: Annotated[int, Meta(ge=0, le=100)]
+    discards: Annotated[int, msgspec.Meta(ge=0, le=100)]
     cooldown: Seconds
     preheat: Seconds
-    max_other_load: Annotated[float, Meta(gt=0, le=1)]
+    max_other_load: Annotated[float, msgspec.Meta(gt=0, le=1)]
     recent: Seconds
 
 
@@ -190,8 +188,8 @@ class ProbeResult(msgspec.Struct, frozen=True):
     gpu: bool
     name: str
     uuid: str
-    bytes: Annotated[int, Meta(gt=0)]
-    readings: Annotated[tuple[Reading, ...], Meta(min_length=1)]
+    bytes: Annotated[int, msgspec.Meta(gt=0)]
+    readings: Annotated[tuple[Reading, ...], msgspec.Meta(min_length=1)]
 
 
 def probe(
@@ -248,9 +246,8 @@ class MachineMonitor:
             # A product reads the matrix once, and a copy reads and writes it. The faster one
             # counts: too low a ceiling would make sound measurements look impossible.
             seconds = min(min(reading.gemv, reading.copy / 2) for reading in device.readings)
-            gigabytes = round(device.bytes / seconds / 1e9, 2)
-            store.put(*BANDWIDTH, Bandwidth(gigabytes, device.name))
-        if not MachineMemory.here().unified:
+            store.put(*BANDWIDTH, Bandwidth(round(device.bytes / seconds / 1e9, 2), device.name))
+        if not memory.MachineMemory.here().unified:
             policy = replace(policy, floor=policy.discrete_floor)
         self.policy = policy
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from sparkwright.core.errors import Advice, SparkwrightError
 from sparkwright.core.files import canonical, list_folder, read_bytes, sha256_bytes
@@ -113,20 +112,24 @@ class Checkpoint(msgspec.Struct, frozen=True):
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     dtype: str
-    shape: Annotated[tuple[Annotated[int, Meta(ge=0, le=1 << 40)], ...], Meta(max_length=8)]
+    shape: Annotated[
+        tuple[Annotated[int, msgspec.Meta(ge=0, le=1 << 40)], ...], msgspec.Meta(max_length=8)
+    ]
     data_offsets: tuple[int, int]
 
 
 class WeightIndex(msgspec.Struct, frozen=True):
     """``model.safetensors.index.json``: tensor → the file that holds it."""
 
-    weight_map: dict[str, Annotated[str, Meta(pattern=r"^[\w.+-]{1,200}\.safetensors$")]] = {}
+    weight_map: dict[
+        str, Annotated[str, msgspec.Meta(pattern=r"^[\w.+-]{1,200}\.safetensors$")]
+    ] = {}
 
 
 class ShardHeader(msgspec.Struct, frozen=True):
     """The *header* of a shard of *size* bytes, without the length before it."""
 
-    size: Annotated[int, Meta(ge=0)]
+    size: Annotated[int, msgspec.Meta(ge=0)]
     header: bytes
 
 

@@ -15,7 +15,6 @@ from typing import Annotated, Any, ClassVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
-from msgspec import Meta
 
 from sparkwright.bench.model import checkpoint
 from sparkwright.core.console import console
@@ -54,7 +53,7 @@ class HubError(SparkwrightError):
 
 class _Sibling(msgspec.Struct, frozen=True):
     rfilename: str
-    size: Annotated[int, Meta(ge=0)] = 0
+    size: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class Listing(msgspec.Struct, frozen=True):
@@ -66,7 +65,7 @@ class Listing(msgspec.Struct, frozen=True):
         siblings: Its files; their sizes only if they were asked for.
     """
 
-    sha: Annotated[str, Meta(pattern="^[0-9a-f]{40}$")]
+    sha: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$")]
     siblings: tuple[_Sibling, ...] = ()
 
 

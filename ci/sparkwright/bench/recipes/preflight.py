@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
 from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -25,7 +24,6 @@ from sparkwright.bench.recipes.workloads import WorkloadCell
 from sparkwright.bench.records import Reason
 from sparkwright.bench.server import flags
 from sparkwright.core import config, memory, strict_yaml
-from sparkwright.core.memory import GIB, MachineMemory, ServerMemory
 
 #: The flag that sets the bytes of the KV cache.
 CACHE = "--kv-cache-memory-bytes"
@@ -63,7 +61,7 @@ def check(
     recipe: Recipe,
     cells: Sequence[WorkloadCell],
     model: Path,
-    machine: MachineMemory | None = None,
+    machine: memory.MachineMemory | None = None,
     *,
     now: bool = False,
 ) -> None:
@@ -79,7 +77,7 @@ def check(
         recipe-unfit: The recipe is wrong, or the machine or the checkpoint is not as it plans.
         model-missing, checkpoint-invalid: As `checkpoint.read`.
     """
-    machine = machine or MachineMemory.here(empty=not now)
+    machine = machine or memory.MachineMemory.here(empty=not now)
     audit = None if recipe.model.repository == "any" else modules.audit(read(model))
     if errors := lines(findings(recipe, cells, machine, audit)):
         remedies = memory.remedies(recipe.memory(machine, audit), machine, flags=False)
@@ -108,11 +106,11 @@ def check_traps(words: Sequence[str], vllm: str, model: Path) -> None:
         raise RecipeError("recipe-unfit", f"vLLM {vllm} serves it wrongly.", details=errors)
 
 
-def both_fit(recipe: Recipe, model: Path, machine: MachineMemory | None = None) -> bool:
+def both_fit(recipe: Recipe, model: Path, machine: memory.MachineMemory | None = None) -> bool:
     """
     Return whether a second server of *recipe* fits beside the first; arguments as of `check`.
     """
-    audit, machine = modules.audit(read(model)), machine or MachineMemory.here(empty=True)
+    audit, machine = modules.audit(read(model)), machine or memory.MachineMemory.here(empty=True)
     beside = replace(machine, free=machine.free - recipe.memory(machine, audit).needed)
     return not findings(recipe, (), machine, audit) and not findings(recipe, (), beside, audit)
 
@@ -120,7 +118,7 @@ def both_fit(recipe: Recipe, model: Path, machine: MachineMemory | None = None) 
 def findings(
     recipe: Recipe,
     cells: Sequence[WorkloadCell],
-    machine: MachineMemory,
+    machine: memory.MachineMemory,
     checkpoint: modules.ModuleAudit | None = None,
 ) -> list[Reason]:
     """
@@ -141,8 +139,8 @@ def findings(
 
 def rules(
     words: Sequence[str],
-    server: ServerMemory,
-    machine: MachineMemory,
+    server: memory.ServerMemory,
+    machine: memory.MachineMemory,
     *,
     recipe: Recipe | None,
     checkpoint: modules.ModuleAudit | None,
@@ -195,7 +193,7 @@ def _other_model(recipe: Recipe, checkpoint: modules.ModuleAudit | None) -> Iter
             f"it is {checkpoint.scheme or 'not quantised'}, and the recipe's model is "
             f"{model.quantization}",
         )
-    size = checkpoint.bytes / GIB / recipe.nodes
+    size = checkpoint.bytes / memory.GIB / recipe.nodes
     if plan.weights and abs(size - plan.weights) > OTHER_MODEL * plan.weights:
         yield Reason(
             "checkpoint-other",
@@ -221,7 +219,7 @@ def _cells(recipe: Recipe, cells: Sequence[WorkloadCell]) -> Iterator[Reason]:
 
 #: Who saw a trap: a thread of a repository, a seed report, or a line of a release of vLLM.
 _Source = Annotated[
-    str, Meta(pattern=r"^([\w.-]+/[\w.-]+#\d+|seed \d{3}|vllm [\d.]+ [\w/.]+:\d+)$")
+    str, msgspec.Meta(pattern=r"^([\w.-]+/[\w.-]+#\d+|seed \d{3}|vllm [\d.]+ [\w/.]+:\d+)$")
 ]
 #: A model whose files were not read: it meets no condition.
 UNREAD = modules.ModuleAudit("", "", 0, (0, 0), 0, drafts=True, weights=0.0, rows=())
@@ -282,12 +280,12 @@ class Trap(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         seen: Day of the newest source that was read.
     """
 
-    id: Annotated[str, Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
+    id: Annotated[str, msgspec.Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$")]
     happens: strict_yaml.Prose
     when: Condition
     remedy: strict_yaml.Prose
-    sources: Annotated[tuple[_Source, ...], Meta(min_length=1)]
-    seen: Annotated[str, Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
+    sources: Annotated[tuple[_Source, ...], msgspec.Meta(min_length=1)]
+    seen: Annotated[str, msgspec.Meta(pattern=r"^\d{4}-\d\d-\d\d$")]
 
 
 def load_traps() -> tuple[Trap, ...]:

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
-from msgspec import Meta
 from msgspec.structs import replace
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -29,17 +28,17 @@ from sparkwright.core.memory import GIB, CacheShape, MachineMemory, ServerMemory
 from sparkwright.forks.stack import is_ours
 
 #: One argument, its value behind ``=``; never split at blanks.
-Flag = Annotated[str, Meta(pattern=r"^--[a-z0-9][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?(=\S+)?$")]
-Variable = Annotated[str, Meta(pattern="^[A-Z][A-Z0-9_]*$")]
+Flag = Annotated[str, msgspec.Meta(pattern=r"^--[a-z0-9][a-z0-9-]*(\.[A-Za-z0-9_.-]+)?(=\S+)?$")]
+Variable = Annotated[str, msgspec.Meta(pattern="^[A-Z][A-Z0-9_]*$")]
 #: What a model can do beside continuing a text; the gates test each ability that a recipe declares.
 Ability = Literal["chat", "tools", "reasoning", "structured", "images"]
-Pattern = Annotated[str, Meta(max_length=400)]
+Pattern = Annotated[str, msgspec.Meta(max_length=400)]
 #: A revision or an architecture that was not seen yet.
 UNRESOLVED = "unresolved"
 #: Kinds of layers, and the classes of kernels that serve them.
-LayerKind = Annotated[str, Meta(pattern="^(attention|linear|moe|gdn|mamba|sampling)$")]
+LayerKind = Annotated[str, msgspec.Meta(pattern="^(attention|linear|moe|gdn|mamba|sampling)$")]
 KERNEL_CLASS = "(?:native-fp4|native-fp8|native-mxfp4|bf16|fp32|weight-only|emulated)"
-Gibibytes = Annotated[float, Meta(ge=0, le=4096)]
+Gibibytes = Annotated[float, msgspec.Meta(ge=0, le=4096)]
 
 
 #: Flags that follow from other fields of the recipe, or that a measurement sets on both sides.
@@ -93,10 +92,10 @@ class RecipeModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         drafts: Whether it holds layers that draft (MTP); ``unknown`` before its files were seen.
     """
 
-    repository: Annotated[str, Meta(pattern=r"^(any|[\w.-]{1,96}/[\w.-]{1,96})$")]
-    revision: Annotated[str, Meta(pattern="^([0-9a-f]{40}|unresolved)$")]
+    repository: Annotated[str, msgspec.Meta(pattern=r"^(any|[\w.-]{1,96}/[\w.-]{1,96})$")]
+    revision: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{40}|unresolved)$")]
     quantization: str
-    architecture: Annotated[str, Meta(pattern="^[a-z0-9_]+$")] = UNRESOLVED
+    architecture: Annotated[str, msgspec.Meta(pattern="^[a-z0-9_]+$")] = UNRESOLVED
     drafts: bool | Literal["unknown"] = "unknown"
 
 
@@ -119,12 +118,12 @@ class MemoryPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     weights: Gibibytes
     weights_from: str
-    cache: Annotated[float, Meta(gt=0, le=4096)]
-    max_model_len: Annotated[int, Meta(ge=16, le=1 << 24)]
-    max_num_seqs: Annotated[int, Meta(ge=2, le=1024)]
+    cache: Annotated[float, msgspec.Meta(gt=0, le=4096)]
+    max_model_len: Annotated[int, msgspec.Meta(ge=16, le=1 << 24)]
+    max_num_seqs: Annotated[int, msgspec.Meta(ge=2, le=1024)]
     reserve: Gibibytes
     pinned: bool = True
-    token: Annotated[int, Meta(ge=0)] = 0
+    token: Annotated[int, msgspec.Meta(ge=0)] = 0
     floor: Gibibytes | None = None
 
 
@@ -145,8 +144,11 @@ class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     serves: Annotated[
-        dict[LayerKind, Annotated[str, Meta(pattern=rf"^{KERNEL_CLASS}((\+|\|){KERNEL_CLASS})*$")]],
-        Meta(min_length=1),
+        dict[
+            LayerKind,
+            Annotated[str, msgspec.Meta(pattern=rf"^{KERNEL_CLASS}((\+|\|){KERNEL_CLASS})*$")],
+        ],
+        msgspec.Meta(min_length=1),
     ]
     names: dict[LayerKind, Pattern] = {}
     compiled: bool = True
@@ -155,7 +157,9 @@ class KernelContract(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     changes: dict[
         Annotated[
             str,
-            Meta(pattern="^(prefill|decode) (attention|linear|moe|gdn|mamba|sampling|helper)$"),
+            msgspec.Meta(
+                pattern="^(prefill|decode) (attention|linear|moe|gdn|mamba|sampling|helper)$"
+            ),
         ],
         str,
     ] = {}
@@ -188,7 +192,7 @@ class VersionVariant(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     variables: dict[Variable, str] = {}
     lacks: str = ""
     drafting: dict[str, str] = {}
-    draft_vocabulary: Annotated[str, Meta(pattern=r"^([a-z0-9][a-z0-9._-]*\.json)?$")] = ""
+    draft_vocabulary: Annotated[str, msgspec.Meta(pattern=r"^([a-z0-9][a-z0-9._-]*\.json)?$")] = ""
     contract: KernelContract | None = None
 
     def __post_init__(self) -> None:
@@ -235,20 +239,20 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     model: RecipeModel
     plan: MemoryPlan
     contract: KernelContract
-    versions: Annotated[tuple[VersionVariant, ...], Meta(min_length=1)]
-    workloads: Annotated[tuple[Name, ...], Meta(min_length=1)]
+    versions: Annotated[tuple[VersionVariant, ...], msgspec.Meta(min_length=1)]
+    workloads: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1)]
     inherits: str = ""
-    speculation: Annotated[str, Meta(pattern=r"^(\{\S+\})?$")] = ""
-    nodes: Annotated[int, Meta(ge=1, le=2)] = 1
+    speculation: Annotated[str, msgspec.Meta(pattern=r"^(\{\S+\})?$")] = ""
+    nodes: Annotated[int, msgspec.Meta(ge=1, le=2)] = 1
     patience: Positive = 1800.0
     abilities: tuple[Ability, ...] = ()
-    tool_parser: Annotated[str, Meta(pattern="^[a-z0-9_]*$")] = ""
-    reasoning_parser: Annotated[str, Meta(pattern="^[a-z0-9_]*$")] = ""
+    tool_parser: Annotated[str, msgspec.Meta(pattern="^[a-z0-9_]*$")] = ""
+    reasoning_parser: Annotated[str, msgspec.Meta(pattern="^[a-z0-9_]*$")] = ""
     published: tuple[str, ...] = ()
     prefix_cache: str = ""
-    floors: dict[str, Annotated[float, Meta(gt=0, lt=1)]] = {}
+    floors: dict[str, Annotated[float, msgspec.Meta(gt=0, lt=1)]] = {}
     decides: dict[str, tuple[Metric, ...]] = {}
-    soak_seconds: Annotated[float, Meta(ge=0)] = 0.0
+    soak_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
     def __post_init__(self) -> None:
         SpecifierSet(self.prefix_cache)

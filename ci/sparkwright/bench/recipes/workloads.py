@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Annotated, Self
 
 import msgspec
-from msgspec import Meta
 from msgspec.structs import replace
 
 from sparkwright.bench.records import Metric
 from sparkwright.core import strict_yaml
 from sparkwright.core.errors import UsageError
 
-Name = Annotated[str, Meta(pattern="^[a-z0-9][a-z0-9.-]{0,59}$")]
-Tokens = Annotated[int, Meta(ge=1, le=1 << 20)]
+Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9.-]{0,59}$")]
+Tokens = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 
 _CELL = re.compile(
     r"(?:(?P<texts>[a-z0-9-]{1,40}) )?(?P<prompt>\d{1,7})/(?P<answer>\d{1,7})"
@@ -42,8 +41,8 @@ class WorkloadCell(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     prompt: Tokens
     answer: Tokens
-    concurrency: Annotated[int, Meta(ge=1, le=1024)] = 1
-    requests: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    concurrency: Annotated[int, msgspec.Meta(ge=1, le=1024)] = 1
+    requests: Annotated[int, msgspec.Meta(ge=0, le=100_000)] = 0
     texts: str = ""
     primary: tuple[Metric, ...] = ()
 
@@ -66,7 +65,7 @@ class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     why: str
     source: str
-    cells: Annotated[tuple[WorkloadCell, ...], Meta(min_length=1)]
+    cells: Annotated[tuple[WorkloadCell, ...], msgspec.Meta(min_length=1)]
 
 
 class Workloads(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

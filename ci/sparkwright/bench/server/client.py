@@ -21,7 +21,6 @@ from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
 import msgspec
-from msgspec import Meta
 
 from sparkwright.core.console import one_line
 from sparkwright.core.errors import UsageError
@@ -73,7 +72,7 @@ RAW_SAMPLING = {
 PER_LOGPROB, PER_TOKEN = 400, 1000
 
 T = TypeVar("T")
-TokenId = Annotated[int, Meta(ge=0, lt=2**31)]
+TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class ServerInvalid(Exception):
@@ -144,10 +143,10 @@ class ChatAnswer(msgspec.Struct, frozen=True):
 
 
 class _Logprobs(msgspec.Struct):
-    tokens: list[Annotated[str, Meta(pattern="^token_id:[0-9]{1,10}$")]]
+    tokens: list[Annotated[str, msgspec.Meta(pattern="^token_id:[0-9]{1,10}$")]]
     token_logprobs: list[float | None]
     top_logprobs: list[
-        dict[Annotated[str, Meta(pattern="^token_id:[0-9]{1,10}$")], float | None] | None
+        dict[Annotated[str, msgspec.Meta(pattern="^token_id:[0-9]{1,10}$")], float | None] | None
     ]
 
 
@@ -177,7 +176,7 @@ class _Choice(msgspec.Struct):
 
 class _Generated(msgspec.Struct):
     model: str
-    choices: Annotated[list[_Choice], Meta(min_length=1, max_length=1)]
+    choices: Annotated[list[_Choice], msgspec.Meta(min_length=1, max_length=1)]
     usage: Usage
 
 

@@ -195,8 +195,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
             self.server.plan()
         digest = ""
         if name not in ("G0", "G8"):
-            settings = (options.flag, options.variable)
-            digest = self._policies.digest(name, self._recipe, options.profile, settings)
+            digest = self._policies.digest(
+                name, self._recipe, options.profile, (options.flag, options.variable)
+            )
         elif not blocked:
             digest = self._audit.policy if name == "G0" else self._experiment.digest
         return ladder.Gate(
@@ -217,11 +218,12 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def _lacking(self, name: str) -> Check | None:
         """Return which options, or floor, the gate *name* lacks; None if it has all."""
         options, needs = self._options, GATE_NEEDS[name]
-        lacking = [each for each in needs.options if not getattr(options, each)]
+        lacking = list[str]()
+        for option in needs.options:
+            if not getattr(options, option):
+                lacking.append("a WHEEL" if option == "wheel" else f"--{option}")
         if lacking:
-            words = ["a WHEEL" if each == "wheel" else f"--{each}" for each in lacking]
-            message = f"to run it, name {' and '.join(words)}"
-            return ladder.stopped(message, "not-asked")
+            return ladder.stopped(f"to run it, name {' and '.join(lacking)}", "not-asked")
         if name == "G6" and self._recipe and options.task not in self._recipe.floors:
             message = f"{options.recipe} has no floor of {options.task}"
             return ladder.stopped(message, "floor-missing")

@@ -170,8 +170,10 @@ def read_documents(folder: Path, wheel: str) -> list[Ladder]:
 
 def wheel_verdicts(folder: Path, wheel: str) -> list[Verdict]:
     """Return the verdicts of all documents that `read_documents` returns."""
-    documents = read_documents(folder, wheel)
-    return [verdict for stored in documents for verdict in stored.verdicts]
+    verdicts = list[Verdict]()
+    for stored in read_documents(folder, wheel):
+        verdicts += stored.verdicts
+    return verdicts
 
 
 def verdict_digest(verdict: Verdict) -> str:

@@ -168,8 +168,11 @@ class NightStep(msgspec.Struct, frozen=True):
 
 def state_of(steps: Sequence[NightStep]) -> State:
     """Return the worst state of all gates; one that *steps* leave out is not-run."""
-    states = {step.name: step.state for step in steps}
-    return worst(states.get(name, "not-run") for name in ladder.GATES)
+    states: dict[str, State] = dict.fromkeys(ladder.GATES, "not-run")
+    for step in steps:
+        if step.name in states:
+            states[step.name] = step.state
+    return worst(states.values())
 
 
 def answer(
@@ -362,8 +365,7 @@ class Night:
     @property
     def _pace(self) -> Pace:
         """The pace of our server, else of the stock wheel's, else assumed by the model's bytes."""
-        files = self._model.glob("*.safetensors")
-        weights = sum(path.stat().st_size for path in files) / 1e9
+        weights = sum(path.stat().st_size for path in self._model.glob("*.safetensors")) / 1e9
         return self._own_pace or self._measured_pace or assumed_pace(weights)
 
     def estimate(self, name: str) -> tuple[float, str]:
@@ -465,9 +467,14 @@ class Night:
             file,
         )
         if self._comparing:
-            model = options.original or options.serve
             self._record(
-                replace(options, wheel=stock, python=stock_python, serve=model, original=None)
+                replace(
+                    options,
+                    wheel=stock,
+                    python=stock_python,
+                    serve=options.original or options.serve,
+                    original=None,
+                )
             )
             options = replace(options, against=self.reference)
         options = replace(options, baseline=stock, baseline_python=stock_python)

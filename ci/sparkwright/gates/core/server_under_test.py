@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta
 from msgspec.structs import replace
 
 from sparkwright.bench.machine.monitor import REASONS as MEMORY_REASONS
@@ -304,11 +303,11 @@ DRAFTS = "vllm:spec_decode_num_drafts_total"
 _CACHE = "vllm:cache_config_info{"
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 
-Count = Annotated[int, Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
 #: Tokens of a large block of a prefix cache, as Qwen3-Next has them on 0.33.0, for estimates.
 LARGE_BLOCK = 560
 #: A number from 0 to 1, such as a share of time.
-Fraction = Annotated[float, Meta(ge=0, le=1)]
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 
 #: Tokens of the prompt and of the answer by which the pace is measured.
@@ -406,7 +405,7 @@ class ObservedServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     recipe: str
     name: str
     version: str
-    max_model_len: Annotated[int, Meta(ge=1)]
+    max_model_len: Annotated[int, msgspec.Meta(ge=1)]
     prefix_cache: PrefixCache
     drafts: bool
     lines: dict[str, tuple[str, ...]]

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Annotated, Protocol
 
 import msgspec
-from msgspec import Meta
 from msgspec.structs import astuple, replace
 
 from sparkwright.core import process
@@ -60,7 +59,7 @@ REASONS: Mapping[str, str] = {
 
 
 #: A number of tokens that a record may state.
-Tokens = Annotated[int, Meta(ge=0, le=1 << 40)]
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
 
 
 class LoadSpec(msgspec.Struct, frozen=True):
@@ -426,12 +425,11 @@ def own_prompts(store: Store, tokens: int, vocabulary: int = LARGE_VOCABULARY) -
             prompts have about three quarters of them.
         vocabulary: Tokens of the model's vocabulary; a small one needs more of them for a text.
     """
-    modules = sorted(Path(__file__).parents[2].rglob("*.py"))
+    modules = sorted(Path(__file__).parents[1].rglob("*.py"))
     text = "\n".join(module.read_text(encoding="utf-8") for module in modules)
     # Tokenizers of today have 3 to 4 characters a token of English or Python; all have one.
     step = max(16, 5 * tokens // 2 if vocabulary >= LARGE_VOCABULARY else 3 * tokens // 4)
-    stride = min(step, len(text) // DIFFERENT)
-    starts = range(0, len(text) - step, stride)
+    starts = range(0, len(text) - step, min(step, len(text) // DIFFERENT))
     pieces = {text[begin : begin + BEGINNING]: text[begin : begin + step] for begin in starts}
     lines = "".join(json.dumps({"prompt": piece}) + "\n" for piece in pieces.values())
     path = store.folder("prompts") / f"programs-{sha256_bytes(lines.encode())[:16]}.jsonl"
