@@ -203,8 +203,10 @@ def load_check(cubins: Sequence[str], seconds: float, scratch: Path) -> Check:
     )
     errors = [record["error"] for record in records if "error" in record]
     if len(errors) < len(cubins):
-        message = f"the driver's process ended at {cubins[len(errors)]}"
-        message += f": status {ended.status}, {ended.tail[-200:]}"
+        message = (
+            f"the driver's process ended at {cubins[len(errors)]}: status {ended.status}, "
+            f"{ended.tail[-200:]}"
+        )
         return invalid("cubins", message, "probe-slow" if ended.late else "probe-crashed")
     samples = [
         Sample(name, "loads", error) for name, error in zip(cubins, errors, strict=True) if error

@@ -217,8 +217,8 @@ class DirtyText:
                 return
             self.rounds = range(self.rules.rounds)
             self.judged += self._ask(client, self.rounds[1:])
-        answered, bounded, besides = self._answered, self._answered, ""
-        most = self.rules.most * len(answered)
+        answered, besides = self._answered, ""
+        bounded, most = answered, self.rules.most * len(answered)
         alone = f"{NO_CALL}:"
         if sum(fault.startswith(alone) for _, fault in theirs) > self.rules.most * len(theirs):
             # If the stock wheel leaves out as many calls, the model is the cause; the comparison

@@ -251,7 +251,9 @@ def record(
         _contexts(policy, server),
         _chats(policy, server),
     )
-    wrong = {check.name: tuple(sample.case for sample in check.samples) for check in answered}
+    wrong = dict[str, tuple[str, ...]]()
+    for check in answered:
+        wrong[check.name] = tuple(sample.case for sample in check.samples)
     # Chats of a server that ended meanwhile are no wrong answers.
     client.metrics()
     return dirty_text.StockText(served, shape(policy, profile), wrong=wrong)

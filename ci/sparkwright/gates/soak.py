@@ -584,10 +584,11 @@ def _requests(policy: SoakPolicy, requests: Sequence[SoakRequest]) -> Check:
             samples.append(Sample("request", "an answer", request.message))
     figures = [
         *itertools.starmap(Figure, outcomes.items()),
-        *(Figure(f"answers at concurrency {key}", answers[key]) for key in sorted(answers)),
         Figure("tokens", tokens),
         Figure("tokens of the longest", longest),
     ]
+    for concurrency in sorted(answers):
+        figures.append(Figure(f"answers at concurrency {concurrency}", answers[concurrency]))
     if samples:
         message = f"{len(samples)} of {len(requests)} requests went wrong"
         return failed("requests", message, "requests-failed", figures=figures, samples=samples)

@@ -524,9 +524,8 @@ class MeasurementJournal:
     """
 
     def __init__(self, path: Path, start: ExperimentStart) -> None:
-        self._path, lines = path, list[JournalLine]()
-        if path.exists():
-            lines = read_lines(path, JournalLine, "journal of a throughput gate")
+        self._path, kind = path, "journal of a throughput gate"
+        lines = read_lines(path, JournalLine, kind) if path.exists() else []
         if not lines:
             lines = [JournalLine(begun=start)]
             append_line(path, lines[0])
@@ -681,9 +680,7 @@ class Runner:
             ):
                 for position, side in turns:
                     draw = random.Random(f"{self._journal.begun.seed}/turn/{block}/{position}")  # noqa: S311
-                    if self._turn_seconds:
-                        longest = self._spec.policy.lag * self._turn_seconds
-                        sleep(draw.uniform(0, longest))
+                    sleep(draw.uniform(0, self._spec.policy.lag * self._turn_seconds))
                     began = monotonic()
                     for cell in draw.sample(cells, len(cells)):
                         blank = Measurement(cell.name, block, number, side, position)

@@ -294,8 +294,16 @@ class MachineMonitor:
         reasons = disturbances(state, state, (), self.policy)
         if self._failure:
             return (Reason("probe-silent", self._failure), *reasons)
-        slow = normal_reasons(self.normal, policy) if self.normal else ()
-        return (*reasons, *slow)
+        if self.normal:
+            # A sound GPU reads in a GEMV about as fast as it copies, which reads and writes.
+            gemv = statistics.median(reading.gemv for reading in self.normal)
+            ratio = statistics.median(reading.copy for reading in self.normal) / (2 * gemv)
+            if ratio < policy.min_ratio:
+                message = (
+                    f"the GEMV has {ratio:.2f} of the copy's bandwidth, not {policy.min_ratio:g}"
+                )
+                reasons = (*reasons, Reason("slow-state", message))
+        return reasons
 
     def snapshot(self) -> Snapshot:
         """Return the state now, with new readings of the probe."""
@@ -327,20 +335,6 @@ class MachineMonitor:
     def disturbances(self, before: Snapshot, after: Snapshot) -> tuple[Reason, ...]:
         """Return the reasons against a measurement between two snapshots."""
         return disturbances(before, after, self.normal, self.policy)
-
-
-def normal_reasons(normal: Sequence[Reading], policy: ProbePolicy) -> tuple[Reason, ...]:
-    """
-    Return the reasons not to take the first readings of a session as *normal*.
-
-    A sound GPU reads in a GEMV about as fast as it copies. (A copy reads and writes every byte.)
-    """
-    gemv = statistics.median(reading.gemv for reading in normal)
-    ratio = statistics.median(reading.copy for reading in normal) / (2 * gemv)
-    if ratio >= policy.min_ratio:
-        return ()
-    message = f"the GEMV has {ratio:.2f} of the copy's bandwidth, not {policy.min_ratio:g}"
-    return (Reason("slow-state", message),)
 
 
 def disturbances(

@@ -255,8 +255,7 @@ class Ladder(msgspec.Struct, frozen=True):
         for verdict in self.verdicts:
             by_gate.setdefault(verdict.gate, []).append(verdict.state)
         for gate, states in by_gate.items():
-            lowest = worst(states)
-            best = max(states, key=ORDER.index)
+            lowest, best = worst(states), max(states, key=ORDER.index)
             combined[gate] = lowest if lowest in ("fail", "invalid") else best
         return combined
 
