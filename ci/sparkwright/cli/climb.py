@@ -128,7 +128,8 @@ def gate(arguments: argparse.Namespace) -> dict[str, Any] | None:
         with GateBuilder(context, gate_options, ladder.host_facts()) as builder:
             return {"recorded": list(map(str, builder.record(arguments.record)))}
     result = climb(context, gate_options, keep_going=arguments.keep_going)
-    canary.write(context.store, context.output, result, gate_options.against, gate_options.profile)
+    if against := gate_options.against:
+        canary.write(context.store, context.output, result, against, gate_options.profile)
     ladder.show(result)
     console.document({"ladder": ladder.document(result)})
     ladder.raise_for_state(result)
@@ -171,8 +172,10 @@ def _spend_night(
         if pack := night.make_pack():
             console.result(f"warm pack: {pack.text}")
         # The reference of an original model says nothing about a slimmer copy.
-        reference = None if gate_options.original else night.reference
-        canary.write(context.store, context.output, night.ladder, reference, gate_options.profile)
+        if not gate_options.original:
+            canary.write(
+                context.store, context.output, night.ladder, night.reference, gate_options.profile
+            )
     ladder.show(night.ladder)
     console.result(night.answer)
     console.result(f"page: {night.page}")

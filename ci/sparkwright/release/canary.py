@@ -78,20 +78,20 @@ def proved(path: Path, verdicts: Iterable[Verdict]) -> bytes:
     return msgspec.json.encode({name: own for name, own in read(path).items() if name in names})
 
 
-def write(store: Store, folder: Path, ladder: Ladder, against: Path | None, profile: str) -> None:
+def write(store: Store, folder: Path, ladder: Ladder, against: Path, profile: str) -> None:
     """
     Write the canaries of *ladder* into *folder*, beside those of other recipes.
 
     A wheel that repairs what the stock wheel computes gets none: it differs from that on purpose.
 
     Args:
-        against: The folder of the reference; None without one.
+        against: The folder of the reference.
 
     Raises:
         ServerInvalid: The reference is no longer what was recorded.
     """
     names = passes(ladder.verdicts)
-    if not (names and ladder.wheel and against) or (against / "precise").exists():
+    if not (names and ladder.wheel) or (against / "precise").exists():
         return
     recorded = logprobs.load(against / LOGPROBS)
     length, rows = min(TOKENS, recorded.shape[1]), []
