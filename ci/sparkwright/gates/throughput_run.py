@@ -679,7 +679,8 @@ class Runner:
                 self._launcher(sorted({side for _, side in turns})) as servers,
             ):
                 for position, side in turns:
-                    draw = random.Random(f"{self._journal.begun.seed}/turn/{block}/{position}")  # noqa: S311
+                    seed = f"{self._journal.begun.seed}/turn/{block}/{position}"
+                    draw = random.Random(seed)  # noqa: S311
                     sleep(draw.uniform(0, self._spec.policy.lag * self._turn_seconds))
                     began = monotonic()
                     for cell in draw.sample(cells, len(cells)):

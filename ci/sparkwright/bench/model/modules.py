@@ -31,7 +31,8 @@ from sparkwright.bench.model.checkpoint import Checkpoint, ModelError, Tensor, i
 #: The names of tensors that are parameters of a module; any other tensor is a module of its own.
 _PARAMETER = re.compile(
     r"(.+)\.(weight(?:_scale(?:_2|_inv)?|_global_scale|_packed|_shape|_zero_point|_g_idx)?|bias"
-    r"|input_(?:global_)?scale|scale|qweight|qzeros|scales|g_idx|[qkv]_scale|e_score_correction_bias)"
+    r"|input_(?:global_)?scale|scale|qweight|qzeros|scales|g_idx|[qkv]_scale"
+    r"|e_score_correction_bias)"
 )
 #: Experts in one tensor have their parameter behind an underscore, or none.
 _STACKED = re.compile(
