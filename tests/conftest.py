@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 
 from sparkwright.builder import toolchain
 from sparkwright.cli import demo, options
-from sparkwright.core import strict_yaml
+from sparkwright.core import http, strict_yaml
 from sparkwright.core.console import console
 from sparkwright.core.store import Store
 from sparkwright.demo import upstreams
@@ -29,7 +29,7 @@ from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import Project
 
 ROOT = Path(__file__).parents[1]
-#: Nothing listens on the discard port, so a test that asks an index by mistake fails at once.
+#: Nothing listens on the discard port, so a test that asks an index, or the hub of models, by mistake fails at once.
 NOWHERE = "http://127.0.0.1:9/simple/"
 #: Examples of property tests: the same in every run by default, other ones in each with ``random``, twice as many. What a test may take
 #: depends on the machine, so neither has a deadline.
@@ -48,13 +48,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick() -> Iterator[None]:
-    """Parse the same text once, as the reviewed files would be read some thousand times; and wait for no disk, as no test takes the power away."""
+    """
+    Parse the same text once, as the reviewed files would be read some thousand times; wait for no disk, as no test takes the power away; and pause
+    briefly before a request is repeated.
+    """
     parsed = functools.lru_cache(maxsize=256)(strict_yaml.parse)
 
     def parse(text: str, kind: Any, origin: str) -> Any:
         return copy.deepcopy(parsed(text, kind, origin))
 
-    with mock.patch.object(strict_yaml, "parse", parse), mock.patch.object(os, "fsync", return_value=None):
+    with mock.patch.object(strict_yaml, "parse", parse), mock.patch.object(os, "fsync", return_value=None), mock.patch.object(http, "PAUSE", 0.01):
         yield
 
 
@@ -66,6 +69,7 @@ def isolated(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(options.default_cache()))
     else:
         monkeypatch.setenv("SPARKWRIGHT_INDEX_URL", NOWHERE)
+        monkeypatch.setenv("HF_ENDPOINT", NOWHERE)
         monkeypatch.setenv("SPARKWRIGHT_CACHE_DIR", str(tmp_path / "cache"))
     # xdist sets COLUMNS.
     for name in [name for name in os.environ if name.startswith("GIT_") or name == "COLUMNS"]:

@@ -6,13 +6,10 @@ from pathlib import Path
 import pytest
 from tests.client.world import ONE, TWO, User, World, wheel
 
-from sparkwright.core import http
-
 
 @pytest.fixture
-def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(tmp_path: Path) -> Iterator[World]:
     """Return an empty index."""
-    monkeypatch.setattr(http, "PAUSE", 0.02)
     with World(tmp_path).served() as served:
         yield served
 

@@ -142,6 +142,8 @@ CASES: dict[str, tuple[str, str, *tuple[Step, ...]]] = {
             ("release", "targets/releases/*.json"),
         )
     },
+    # One key holds both, so its signature is valid.
+    "the snapshot in the place of the timestamp": ("index-damaged", PUBLISH, "cp index/metadata/1.snapshot.json index/metadata/timestamp.json"),
     "a file in the place of the index": ("index-damaged", f"{PUBLISH} --at x --url https://a.example/", "echo x > x"),
     "the folder of something else": (
         "index-damaged", f"{PUBLISH} --at x --url https://a.example/", "mkdir -p x/releases/mine",

@@ -97,14 +97,6 @@ def test_replaced_index_is_not_signed(folder: Path, tmp_path: Path, mine: str) -
     assert tree(evil) == before
 
 
-def test_metadata_of_another_role_is_refused(folder: Path) -> None:
-    """One key holds snapshot and timestamp, so its signature is valid on both."""
-    snapshot = folder / "metadata" / "1.snapshot.json"
-    (folder / "metadata" / "timestamp.json").write_bytes(snapshot.read_bytes())
-    with refusal("index-damaged"):
-        repository.IndexFolder(folder)
-
-
 def test_root_is_renewed_with_its_own_keys(folder: Path, tmp_path: Path) -> None:
     own = keys.load([tmp_path / "keys" / "root.pem"])
     with repository.IndexFolder(folder).changing(own, tufindex.ROLES) as change:

@@ -26,10 +26,9 @@ OK = b"HTTP/1.1 200 OK\r\n"
 
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use no proxy, and pause briefly."""
+    """Use no proxy."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(http, "PAUSE", 0.01)
     importlib.import_module("requests")  # which may take seconds on a busy machine
 
 

@@ -119,7 +119,8 @@ def applied(server: memory.ServerMemory, machine: memory.MachineMemory, text: st
     words = re.findall(r"--flag=(\S+)", text)
     if cache := flags.number(words, "--kv-cache-memory-bytes"):
         server = replace(server, cache=cache / memory.GIB)
-    server = replace(server, share=flags.number(words, "--gpu-memory-utilization"))
+    if words:
+        server = replace(server, share=flags.number(words, "--gpu-memory-utilization"))
     server = replace(server, length=int(flags.number(words, "--max-model-len") or server.length))
     for size in re.findall(r"\((?:[^()]*), (\d+\.\d) GiB\)", text):
         machine = replace(machine, free=min(machine.total, machine.free + float(size)))
@@ -141,8 +142,6 @@ def test_every_printed_remedy_is_admitted_here_and_by_vllm(case: str, name: str)
         assert free - server.floor - server.fixed < max(memory.LEAST_CACHE, server.shape.request(memory.SHORTEST))
     for remedy in remedies:
         changed, there = applied(server, machine, remedy.text)
-        if "--flag=" not in remedy.text:
-            changed = replace(changed, share=server.share)
         assert [*memory.refusals(changed, there)] == [], remedy.text
         assert vllm_admits(changed, there), remedy.text
         assert (changed.settled(there).needed + changed.floor) <= there.free
