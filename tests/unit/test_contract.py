@@ -225,16 +225,21 @@ def test_fallback_in_batches_alone_fails(kernels: dict[str, tuple[str, ...]], fa
     assert judged(tmp_path, baseline=recorded(tmp_path), profile=trace(tmp_path / "t.gz"))["backends"].state == "pass"
 
 
-def test_a_prefill_that_another_process_delays_is_no_change(tmp_path: Path) -> None:
-    """Each kernel counts as in its quickest prefill; one that only some prefills have counts, too."""
-    events = json.loads(gzip.decompress(trace(tmp_path / "t.gz", (*SERVING, UNPACKING)).read_bytes()))["traceEvents"]
-    slow = json.loads(gzip.decompress(trace(tmp_path / "s.gz", (*SERVING, UNPACKING, MARLIN), duration=9000).read_bytes()))["traceEvents"]
-    for event in slow[1:]:
+@pytest.mark.parametrize("slow", ["prefill", "decode"])
+def test_a_step_that_another_process_delays_is_no_change(slow: contract.Phase, tmp_path: Path) -> None:
+    """Helpers count as in their quickest step; the shares of a phase are those of all steps."""
+    events = json.loads(gzip.decompress(trace(tmp_path / "t.gz", (*SERVING, UNPACKING), (*SERVING, UNPACKING)).read_bytes()))["traceEvents"]
+    steps = {"prefill": SERVING, "decode": SERVING, slow: (*SERVING, UNPACKING, MARLIN)}
+    delayed = json.loads(gzip.decompress(trace(tmp_path / "s.gz", steps["prefill"], steps["decode"], duration=9000).read_bytes()))["traceEvents"]
+    for event in delayed[1:]:
         event["ts"] += 100_000
         event.setdefault("args", {"correlation": 0})["correlation"] += 100_000
-    (tmp_path / "both.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": events + slow}).encode()))
+    (tmp_path / "both.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": events + delayed}).encode()))
     found = contract.read_trace(tmp_path / "both.gz")
-    assert found["prefill"] == Counter(dict.fromkeys((*SERVING, UNPACKING), 20) | {MARLIN: 9000})
+    assert found.quickest[slow] == Counter(dict.fromkeys((*SERVING, UNPACKING), 20) | {MARLIN: 9000})
+    assert found[slow] == Counter(dict.fromkeys((*SERVING, UNPACKING), 9020) | {MARLIN: 9000})
+    (tmp_path / "both.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": [event for event in events + delayed if event["name"] != MARLIN]}).encode()))
+    assert judged(tmp_path, baseline=recorded(tmp_path), profile=tmp_path / "both.gz")["backends"].state == "pass"
 
 
 def writing(*write: Callable[[], object], complete: Callable[..., None] = lambda *_, **__: None) -> Any:

@@ -61,7 +61,7 @@ Phase = Literal["prefill", "decode", "batch prefill", "batch decode"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "batch prefill", "batch decode")
 
 #: Requests that are profiled alone. Another process on the GPU was seen to add milliseconds to one,
-#: so that each kernel has the time of the prefill in which it was the quickest.
+#: so that only the quickest step of each kernel is compared with the stock wheel's.
 ALONE = 3
 
 #: Bytes of a trace, unpacked; a second of serving gives some tens of megabytes.
@@ -82,10 +82,15 @@ class KernelTrace(dict[Phase, Counter[str]]):
     Name of each kernel of a phase → microseconds that it took.
 
     Attributes:
+        quickest: The same of steps of one request, each kernel in the step in which it took least.
         graphs: How many kernels of decode steps of one request CUDA graphs launched.
     """
 
-    graphs: int = 0
+    def __init__(self) -> None:
+        """Begin with no kernel in any phase."""
+        super().__init__({phase: Counter() for phase in PHASES})
+        self.quickest: dict[Phase, Counter[str]] = {phase: Counter() for phase in PHASES[:2]}
+        self.graphs = 0
 
 
 def profiler_flags(folder: Path) -> tuple[str, ...]:
@@ -179,7 +184,7 @@ def _phases(events: list[_Event]) -> KernelTrace:
     requests and tokens of both phases (``annotate_profile`` of ``v1/worker/gpu_worker.py``, 0.20.1
     to 0.33.0). A kernel belongs to the step in which it was launched, by the correlation number of
     the launch; one launch of a CUDA graph has the number of all kernels in the graph. On a CPU
-    there are no kernels but operators. A kernel has the time of the quickest prefill of a request.
+    there are no kernels but operators.
     """
     steps, launches = list[tuple[float, float, int, int]](), dict[int | None, float]()
     kernels, operators, graphs = list[_Event](), list[_Event](), set[int | None]()
@@ -199,22 +204,21 @@ def _phases(events: list[_Event]) -> KernelTrace:
     kernels = kernels or operators
     if kernels and not steps:
         raise ValueError("no step is annotated as prefill or decode")
-    trace = KernelTrace({phase: Counter() for phase in PHASES})
-    alone = dict[int, Counter[str]]()
+    trace, alone = KernelTrace(), dict[tuple[Phase, int], Counter[str]]()
     for kernel in kernels:
         launched = launches.get(kernel.args.correlation, kernel.ts)
         index = bisect.bisect_right(steps, launched, key=lambda step: step[0]) - 1
         _, end, prefills, decodes = steps[index] if index >= 0 else (0.0, launched, 0, 0)
         phase = PHASES[2 * (prefills + decodes > 1) + (not prefills)]
         if launched < end and prefills + decodes:
-            counted = trace[phase]
-            if phase == "prefill":
-                counted = alone.setdefault(index, Counter())
+            name = kernel.name[:LONGEST_NAME]
             microseconds = round(min(max(kernel.dur, 0.0), LONGEST_EVENT))
-            counted[kernel.name[:LONGEST_NAME]] += microseconds
+            trace[phase][name] += microseconds
+            if phase in trace.quickest:
+                alone.setdefault((phase, index), Counter())[name] += microseconds
             trace.graphs += phase == "decode" and kernel.args.correlation in graphs
-    quickest = trace["prefill"]
-    for step in alone.values():
+    for (phase, _), step in alone.items():
+        quickest = trace.quickest[phase]
         for name, microseconds in step.items():
             quickest[name] = min(microseconds, quickest.get(name, microseconds))
     return trace
@@ -274,7 +278,9 @@ class ClassifiedKernel(NamedTuple):
         return self.label not in ("", HELPER, WRAPPER)
 
 
-def classify(trace: KernelTrace, patterns: Sequence[KernelPattern]) -> list[ClassifiedKernel]:
+def classify(
+    trace: Mapping[Phase, Counter[str]], patterns: Sequence[KernelPattern]
+) -> list[ClassifiedKernel]:
     """Return the kernels of *trace* with their kind and class, the longest first."""
     kernels = []
     for phase, counted in trace.items():
@@ -343,7 +349,7 @@ def phase_times(kernels: Sequence[ClassifiedKernel]) -> dict[str, tuple[int, int
         times[kernel.phase] += kernel.microseconds
         if kernel.label == HELPER:
             helpers[kernel.phase] += kernel.microseconds
-    return {str(phase): (times[phase], helpers[phase]) for phase in PHASES}
+    return {str(phase): (time, helpers[phase]) for phase, time in times.items()}
 
 
 def total_time(kernels: Iterable[ClassifiedKernel]) -> int:
@@ -439,8 +445,8 @@ class ContractPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         unknown: Share of a phase's time by kernels that nothing judges, at most.
         helpers: The most of the time that kernels which only move, quantise or route may take.
         change: By how much the share of a class may differ from the stock wheel's; and the time of
-            helpers, as a share of the phase's.
-        helpers_us: Microseconds by which the time of helpers may differ in any phase.
+            helpers in their quickest steps, as a share of the phase's.
+        helpers_us: Microseconds by which that time may differ in any phase.
         fallbacks: Classes that may only serve where the recipe states them.
         kernels: How kernels are recognised; the first pattern that matches counts.
     """
@@ -475,8 +481,10 @@ def profile(
         reason = error.reason if error.reason == "profile-unreadable" else "profile-missing"
         return invalid("no-fallback-kernel", error.message, reason)
     for other in others:
-        for phase in PHASES:
-            trace[phase].update(other[phase])
+        for phase, times in other.items():
+            trace[phase].update(times)
+        for phase, times in other.quickest.items():
+            trace.quickest[phase].update(times)
         trace.graphs = min(trace.graphs, other.graphs)
     return trace
 
@@ -525,11 +533,10 @@ def check_contract(
         what = "kernels of decode steps in CUDA graphs"
         checks.append(_profiled("profile-graphs", "graphs-unseen", what, trace.graphs))
     if contract.compiled:
-        what, compiled = (
-            "kernels of torch.compile in decode",
-            filter(COMPILED.match, trace["decode"]),
-        )
-        checks.append(_profiled("profile-compile", "compile-unseen", what, len(list(compiled))))
+        what, count = "kernels of torch.compile in decode", 0
+        for name in trace["decode"]:
+            count += bool(COMPILED.match(name))
+        checks.append(_profiled("profile-compile", "compile-unseen", what, count))
     return tuple(checks)
 
 
@@ -594,7 +601,10 @@ def observe(
         ServerInvalid: The server does not answer as it should, or its log cannot be read.
     """
     lines, client = scan(server.log, policy.lines), server.client()
-    kernels = [] if isinstance(trace, Check) else classify(trace, policy.kernels)
+    kernels, quickest = list[ClassifiedKernel](), list[ClassifiedKernel]()
+    if not isinstance(trace, Check):
+        kernels = classify(trace, policy.kernels)
+        quickest = classify(trace.quickest, policy.kernels)
     metrics, limit = client.metrics(), client.max_model_len()
     cache = PrefixCache()
     if block := cache_block(metrics):
@@ -612,7 +622,7 @@ def observe(
         {name: tuple(match.values) for name, match in lines.items() if match.values},
         time_shares(kernels, "name"),
         time_shares(kernels, "label"),
-        phase_times(kernels),
+        phase_times(quickest),
     )
 
 
@@ -761,7 +771,7 @@ def _bounded(
     good, times = True, phase_times(kernels)
     for phase in PHASES:
         own = [kernel for kernel in chosen if kernel.phase == phase]
-        share = 100 * total_time(own) / max(times[phase][0], 1)
+        share = 100 * total_time(own) / max(times.get(phase, (0, 0))[0], 1)
         good = good and share <= 100 * most
         figures.append(Figure(f"{phase} by kernels {which}", share, "%", bound=100 * most))
         texts.append(f"{share:.1f} % of {phase} by kernels {which}")

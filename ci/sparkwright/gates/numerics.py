@@ -171,7 +171,7 @@ class Program:
         folders = [
             f"-I{folder / 'empty'}",
             *(f"-I{tree}/{name}" for name in unit.folders),
-            *map("-isystem{}".format, includes),
+            *(f"-isystem{include}" for include in includes),
         ]
         compiler = [*toolchain.host_compiler(), "-std=c++20", "-w"]
         self._run(
@@ -247,7 +247,7 @@ def _source(unit: Unit, tree: Path | None) -> str:
 def driver(unit: Unit, source: str) -> str:
     """Return the C++ text of a program with *source* that calls the unit's converters."""
     lines = [
-        *map("#include <{}>".format, unit.headers),
+        *(f"#include <{header}>" for header in unit.headers),
         f'#include "{NATIVE / "device.hpp"}"',
         f'#include "{NATIVE / "driver.hpp"}"',
         *(f"#define {name} {value}" for name, value in unit.defines.items()),
@@ -298,7 +298,7 @@ SUFFIXES: Mapping[Kind, str] = {
     "quantise": "blocks",
 }
 
-CHECKS = declare(*map("*-{}".format, SUFFIXES.values()), measured=True)
+CHECKS = declare(*(f"*-{suffix}" for suffix in SUFFIXES.values()), measured=True)
 
 #: Reason → its meaning, and what to do.
 REASONS: Mapping[str, str] = {

@@ -451,7 +451,7 @@ def stock_seconds(policy: SoakPolicy) -> float:
 def reference(
     path: Path | None, policy: SoakPolicy, served: ServerIdentity
 ) -> StockLoad | Check | None:
-    """Return what the stock wheel answered, by the file at *path*, or why it is of no use."""
+    """Return what the file at *path* has of the stock wheel, or why it is of no use, or None."""
     name, questions = "words-under-load", shape(policy)
     return read_stock(path, StockLoad, served, name, questions) if path else None
 

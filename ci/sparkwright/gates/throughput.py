@@ -290,7 +290,7 @@ class Experiment:
 
 
 CHECKS = (
-    *declare(*map("{}-*".format, METRICS), "effect-*", "legs", "contract", measured=True),
+    *declare(*(f"{metric}-*" for metric in METRICS), "effect-*", "legs", "contract", measured=True),
     *declare("flags", "candidate-wheel", "baseline-wheel"),
     *declare("measured", role="reports"),
 )

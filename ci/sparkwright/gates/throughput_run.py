@@ -435,7 +435,7 @@ def cell_results(
         if leg.counts and leg.block in blocks:
             counted[leg.cell].append(leg)
     decided, results = dict[str, tuple[MetricSeries, SeriesDecision]](), []
-    for each, verdict in zip(series, decision.series if decision else (), strict=False):
+    for each, verdict in zip(series, decision.series, strict=True) if decision else ():
         decided[each.name] = each, verdict
     for cell in cells:
         own, rows = counted[cell.name], []

@@ -398,7 +398,8 @@ class ObservedServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         lines: Name of a line of ``ci/gates/contract.yaml`` → its values in the log.
         kernels: ``decode moe`` and the like → name of a kernel → its share of that time.
         classes: ``decode moe`` and the like → class of the kernels → its share of that time.
-        times: Phase → microseconds of its kernels, and of those of them that only help.
+        times: Phase of one request → microseconds of its kernels, each in the step in which it took
+            least, and of those of them that only help.
     """
 
     identity: ServerIdentity
