@@ -8,7 +8,7 @@ behind it, are a fault and are refused.
 """
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from sparkwright.bench.results import CellResult, Result, Series
+from sparkwright.bench.results import Result
 from sparkwright.client.records import (
     LARGEST_EVIDENCE,
     GateResult,
@@ -26,7 +26,6 @@ from sparkwright.client.records import (
     line,
 )
 from sparkwright.core.files import canonical, list_folder, read_bytes, sha256_bytes
-from sparkwright.core.states import State
 from sparkwright.core.store import read_lines
 from sparkwright.gates.core import policy as gate_policy
 from sparkwright.gates.core.ladder import GATES, SERVED, read_verdicts, verdict_digest
@@ -95,17 +94,16 @@ def read_results(
     read = partial(read_bytes, limit=LARGEST_EVIDENCE, failure=failure)
     folder = folder or wheel.parent
     files, ladder, throughput = dict[str, bytes](), None, None
-    if (path := folder / f"{stem}.verdicts.json").exists():
-        files["verdicts"] = read(path)
-    measurements = list(map(read, list_folder(folder, f"{stem}.*throughput.json")))
+    ranks = dict[str, tuple[bool, bool]]()
     try:
-        if "verdicts" in files:
+        if (path := folder / f"{stem}.verdicts.json").exists():
+            files["verdicts"] = read(path)
             ladder = read_verdicts(files["verdicts"])
-        if ladder and (path := folder / f"{stem}.canary.json").exists():
-            files["canary"] = canary.proved(path, ladder.verdicts)
-        measured = [each for each in ladder.verdicts if each.evidence] if ladder else []
-        ranks = {each.evidence: (each.state == "pass", each.recipe in recipes) for each in measured}
-        if measurements:
+            for verdict in ladder.verdicts:
+                ranks[verdict.evidence] = (verdict.state == "pass", verdict.recipe in recipes)
+            if (path := folder / f"{stem}.canary.json").exists():
+                files["canary"] = canary.proved(path, ladder.verdicts)
+        if measurements := list(map(read, list_folder(folder, f"{stem}.*throughput.json"))):
             files["throughput"] = max(
                 measurements, key=lambda data: ranks.get(sha256_bytes(data), ())
             )
@@ -170,35 +168,6 @@ def require_logged(wheel: Path, folder: Path | None, ladder: Ladder) -> None:
         )
 
 
-def decide_all(
-    wheels: Sequence[WheelFacts], results: Mapping[str, GateResults], policy: ReleasePolicy
-) -> dict[str, Proof]:
-    """
-    Return what is shown of each wheel of a release, by file name.
-
-    Args:
-        results: The results of the gates by file name of the wheel.
-
-    Raises:
-        verdict-foreign, verdict-hollow: As `decide`.
-    """
-    proofs = {}
-    for wheel in wheels:
-        rule = policy.file.forks.get(wheel.source.name)
-        serving = [
-            results[other.name].ladder
-            for other in wheels
-            if rule
-            and rule.served_by == other.source.name
-            # A wheel for any machine is proved by the wheel that serves it, if there is only one.
-            and wheel.machine in ("any", other.machine)
-        ]
-        proofs[wheel.name] = decide(
-            wheel, results[wheel.name], policy, serving[0] if len(serving) == 1 else None
-        )
-    return proofs
-
-
 def decide(
     wheel: WheelFacts,
     results: GateResults,
@@ -216,36 +185,15 @@ def decide(
         verdict-hollow: A pass does not have the checks or the measurements that it rests on.
     """
     _require_subject(wheel, results)
-    ladder, throughput = results.ladder, results.throughput
-    verdicts = ladder.verdicts if ladder else ()
-    _require_checks(wheel, verdicts, policy)
-    if ladder and throughput:
-        # A release has the measurements of one recipe, and nothing of the pass of another one.
-        verdicts = tuple(
-            verdict
-            for verdict in verdicts
-            if verdict.recipe == throughput.recipe
-            or (verdict.gate, verdict.state) != ("G8", "pass")
-        )
-        ladder = replace(ladder, verdicts=verdicts)
-    cells = throughput.cells if throughput else ()
-    passed = any((verdict.gate, verdict.state) == ("G8", "pass") for verdict in verdicts)
-    if passed and not (throughput and throughput.state == "pass" and cells):
-        raise ReleaseError(
-            "verdict-hollow", f"The pass of G8 of {wheel.name} has no measurement that passed."
-        )
+    ladder, throughput = results.ladder or Ladder(wheel.stack, None, ()), results.throughput
+    ladder = replace(ladder, verdicts=_sound_verdicts(wheel, ladder.verdicts, throughput, policy))
     rule = policy.file.forks.get(wheel.source.name)
     required = rule or ForkRule(gates=())
-    judged = ladder or Ladder(wheel.stack, None, ())
-    missing, recipes = _gates(wheel, required, judged, policy)
-    missing += [*_wheel(wheel, required), *_companion(wheel, required, serving)]
+    missing, recipes = _gates(wheel, required, ladder, policy)
+    missing += _wheel(wheel, required, serving)
     if rule is None:
-        missing.append(
-            Missing(
-                "policy", "not-run", "fork-unknown", f"there is no rule for {wheel.source.name}"
-            )
-        )
-    states = judged.states
+        text = f"there is no rule for {wheel.source.name}"
+        missing.append(Missing("policy", "not-run", "fork-unknown", text))
     baseline = throughput.baseline if throughput else None
     official = wheel.record.base if wheel.record else ""
     if baseline and official not in ("", baseline.sha256) and not policy.file.other_baseline:
@@ -256,16 +204,12 @@ def decide(
         missing=tuple(
             sorted(set(missing), key=lambda entry: (entry.gate, entry.reference, entry.says))
         ),
-        gates=tuple(
-            _gate_result(name, states.get(name), judged)
-            for name in GATES
-            if name in states or name in required.gates
-        ),
+        gates=tuple(_gate_results(ladder, required.gates)),
         recipes=recipes,
-        speeds=tuple(_speed(cell, series) for cell in cells for series in cell.series),
+        speeds=tuple(_speeds(throughput)) if throughput else (),
         baseline=line(f"{baseline.label} ({baseline.sha256[:16]})") if baseline else "",
         margin=throughput.margin if throughput else None,
-        host={line(name): line(value) for name, value in judged.host.items()},
+        host={line(name): line(value) for name, value in ladder.host.items()},
     )
 
 
@@ -280,20 +224,80 @@ def _require_subject(wheel: WheelFacts, results: GateResults) -> None:
     if ladder := results.ladder:
         sha256 = ladder.wheel.sha256 if ladder.wheel else ""
         stated += [("stack", ladder.stack, wheel.stack), ("the verdicts", sha256, wheel.sha256)]
-        stated += [(entry.gate, entry.wheel, wheel.sha256) for entry in ladder.verdicts]
+        for verdict in ladder.verdicts:
+            stated.append((verdict.gate, verdict.wheel, wheel.sha256))
     if results.throughput:
         stated.append(("the throughput", results.throughput.candidate.sha256, wheel.sha256))
-    faults = [
-        f"{what}: about {other or 'none'}, and the wheel is {own or 'none'}"
-        for what, other, own in stated
-        if other != own
-    ]
+    faults = list[str]()
+    for what, other, own in stated:
+        if other != own:
+            faults.append(f"{what}: about {other or 'none'}, and the wheel is {own or 'none'}")
     if faults:
         raise ReleaseError(
             "verdict-foreign",
             f"The verdicts are not about {wheel.name} ({wheel.sha256}).",
             details=faults[:20],
         )
+
+
+def _sound_verdicts(
+    wheel: WheelFacts,
+    verdicts: Iterable[Verdict],
+    throughput: Result | None,
+    policy: ReleasePolicy,
+) -> tuple[Verdict, ...]:
+    """
+    Return *verdicts*, less the pass of G8 of another recipe than *throughput*: a release has the
+    measurements of one recipe.
+
+    Raises:
+        verdict-hollow: A pass does not rest on the checks that the policy names, or on a
+            measurement; or a gate has two verdicts.
+    """
+    labels, sound, faults, unmeasured = set[str](), list[Verdict](), list[str](), False
+    for verdict in verdicts:
+        if verdict.label in labels:
+            faults.append(f"{verdict.label}: it has two verdicts")
+        labels.add(verdict.label)
+        if verdict.state == "pass":
+            rule = policy.file.gates.get(verdict.gate)
+            faults += _faults(verdict, rule) if rule else [f"{verdict.gate}: there is no such gate"]
+        if (verdict.gate, verdict.state) == ("G8", "pass"):
+            if throughput and verdict.recipe != throughput.recipe:
+                continue
+            unmeasured = not (throughput and throughput.state == "pass" and throughput.cells)
+        sound.append(verdict)
+    if faults:
+        raise ReleaseError(
+            "verdict-hollow", f"A pass of {wheel.name} has no evidence.", details=faults[:30]
+        )
+    if unmeasured:
+        raise ReleaseError(
+            "verdict-hollow", f"The pass of G8 of {wheel.name} has no measurement that passed."
+        )
+    return tuple(sound)
+
+
+def _faults(verdict: Verdict, rule: GateRule) -> Iterator[str]:
+    """Yield what the pass *verdict* lacks."""
+    for pattern in rule.checks:
+        required = False
+        for check in verdict.checks:
+            if fnmatchcase(check.name, pattern):
+                required = required or check.required
+                # A check that only a pattern with * finds may also only inform.
+                if check.state != "pass" and (check.required or "*" not in pattern):
+                    yield f"{verdict.gate}: {check.name} is {check.state}"
+        if not required:
+            yield f"{verdict.gate}: no required check {pattern}"
+    table = gate_policy.declared(verdict.gate)
+    for check in verdict.checks:
+        declared = declarations(table, check.name)
+        if not declared and check.required:
+            yield f"{verdict.gate}: no such check is declared: {check.name}"
+        bare = check.state == "pass" and not (check.figures or check.samples)
+        if bare and any(entry.measured for entry in declared):
+            yield f"{verdict.gate}: {check.name} passes without a figure or a sample"
 
 
 def _gates(
@@ -309,34 +313,28 @@ def _gates(
     Of each group, one recipe must lack nothing; if each lacks something, that of the nearest one is
     returned. A pass of G8 with any recipe of the policy suffices.
     """
-    verdicts = ladder.verdicts
-    by_gate = {(verdict.gate, verdict.recipe): verdict for verdict in verdicts}
-
-    def lacks(names: Iterable[str], recipe: str = "") -> Iterator[Missing]:
-        for name in names:
-            verdict = by_gate.get((name, recipe))
-            yield from _lacks(wheel, policy, ladder, name, recipe, verdict)
-
-    served = [name for name in rule.gates if name in SERVED and name != "G8"]
-    groups = policy.file.recipes if served else {}
-    by_recipe = {recipe: [*lacks(served, recipe)] for group in groups.values() for recipe in group}
-    missing = [*lacks(name for name in rule.gates if name not in SERVED)]
-    for group in groups.values():
-        closest: list[Missing] = min((by_recipe[recipe] for recipe in group), key=len)
-        missing += closest
+    missing, served, by_recipe = list[Missing](), list[str](), dict[str, list[Missing]]()
+    by_gate = {(verdict.gate, verdict.recipe): verdict for verdict in ladder.verdicts}
+    lacks = partial(_lacks, wheel, policy, ladder)
+    for name in rule.gates:
+        if name not in SERVED:
+            missing += lacks(name, "", by_gate.get((name, "")))
+        elif name != "G8":
+            served.append(name)
+    for group in policy.file.recipes.values() if served else ():
+        for recipe in group:
+            by_recipe[recipe] = []
+            for name in served:
+                by_recipe[recipe] += lacks(name, recipe, by_gate.get((name, recipe)))
+        missing += by_recipe[min(group, key=lambda recipe: len(by_recipe[recipe]))]
+    best: Verdict | None = None
+    for verdict in ladder.verdicts:
+        if verdict.gate == "G8" and verdict.recipe in by_recipe:
+            best = max(verdict, best or verdict, key=lambda each: ORDER.index(each.state))
+        if verdict.state in ("fail", "invalid") and verdict.gate in rule.gates:
+            missing.append(Missing(verdict.gate, verdict.state, *_reason(verdict)))
     if "G8" in rule.gates:
-        compared = {
-            verdict.state: verdict
-            for verdict in verdicts
-            if verdict.gate == "G8" and verdict.recipe in by_recipe
-        }
-        best = compared[max(compared, key=ORDER.index)] if compared else None
-        missing += _lacks(wheel, policy, ladder, "G8", "", best)
-    missing += [
-        Missing(verdict.gate, verdict.state, *_reason(verdict))
-        for verdict in verdicts
-        if verdict.state in ("fail", "invalid") and verdict.gate in rule.gates
-    ]
+        missing += lacks("G8", "", best)
     return missing, tuple(recipe for recipe, lacking in by_recipe.items() if not lacking)
 
 
@@ -351,118 +349,54 @@ def _lacks(
     """Yield why *verdict* of the gate *name* is not the pass that the policy asks for."""
     if verdict is None:
         served = f" and the recipe {recipe}" if recipe else ""
-        yield Missing(
-            name,
-            "not-run",
-            "not-climbed",
-            line(f"{name} was not run with these bytes{served}: {GATES[name]}"),
-        )
+        text = f"{name} was not run with these bytes{served}: {GATES[name]}"
+        yield Missing(name, "not-run", "not-climbed", line(text))
         return
     if verdict.state != "pass":
         yield Missing(name, verdict.state, *_reason(verdict))
         return
     rule = policy.file.gates[name]
     ends = ladder.outcomes(name).get(verdict.recipe, ())
-    spent = sum(end in SPENDING for end in ends)
-    if rule.attempts is not None and spent >= rule.attempts:
+    if rule.attempts is not None and sum(map(ends.count, SPENDING)) >= rule.attempts:
         text = f"{len(ends)} attempts: {', '.join(ends)}; {rule.attempts} are admitted"
         yield Missing(name, "invalid", "attempts-many", line(text))
     expected = policy.expected_digest(name, wheel.stack, verdict.recipe)
     if expected and verdict.policy != expected:
-        yield Missing(
-            name,
-            "invalid",
-            "policy-other",
-            line(f"judged by policy {verdict.policy[:16] or 'none'}, not by {expected[:16]}"),
-        )
+        text = f"judged by policy {verdict.policy[:16] or 'none'}, not by {expected[:16]}"
+        yield Missing(name, "invalid", "policy-other", line(text))
     names = {check.name for check in verdict.checks if check.required}
-    if lacking := [check for check in rule.wanted if check not in names]:
-        yield Missing(
-            name, "invalid", "checks-other", line(f"it did not make {', '.join(lacking)}")
-        )
+    if lacking := sorted(set(rule.wanted) - names):
+        text = f"it did not make {', '.join(lacking)}"
+        yield Missing(name, "invalid", "checks-other", line(text))
     gpu, machine = verdict.host.get("gpu", "none"), verdict.host.get("architecture", "")
     other = f"(SM {policy.file.gpu})" not in gpu
     if rule.gpu and (other or wheel.machine not in ("any", machine)):
-        expected = f"SM {policy.file.gpu} ({wheel.machine})"
-        yield Missing(
-            name,
-            "invalid",
-            "machine-other",
-            line(f"it ran on {gpu} ({machine or 'unknown'}), not on {expected}"),
-        )
+        wanted = f"SM {policy.file.gpu} ({wheel.machine})"
+        text = f"it ran on {gpu} ({machine or 'unknown'}), not on {wanted}"
+        yield Missing(name, "invalid", "machine-other", line(text))
 
 
-def _require_checks(wheel: WheelFacts, verdicts: Iterable[Verdict], policy: ReleasePolicy) -> None:
+def _wheel(wheel: WheelFacts, rule: ForkRule, serving: Ladder | None) -> Iterator[Missing]:
     """
-    Require that every pass of *verdicts* rests on the checks that the policy names.
-
-    Raises:
-        verdict-hollow: A pass does not, or a gate has two verdicts.
+    Yield what the wheel itself lacks, and why the verdicts of the wheel that serves do not cover it
+    as well.
     """
-    labels = [verdict.label for verdict in verdicts]
-    faults = [f"{label}: it has two verdicts" for label in set(labels) if labels.count(label) > 1]
-    for verdict in verdicts:
-        if verdict.state == "pass":
-            rule = policy.file.gates.get(verdict.gate)
-            faults += _faults(verdict, rule) if rule else [f"{verdict.gate}: there is no such gate"]
-    if faults:
-        raise ReleaseError(
-            "verdict-hollow", f"A pass of {wheel.name} has no evidence.", details=faults[:30]
-        )
-
-
-def _faults(verdict: Verdict, rule: GateRule) -> Iterator[str]:
-    """Yield what the pass *verdict* lacks."""
-    for pattern in rule.checks:
-        matching = [check for check in verdict.checks if fnmatchcase(check.name, pattern)]
-        if not any(check.required for check in matching):
-            yield f"{verdict.gate}: no required check {pattern}"
-        for check in matching:
-            # A check that only a pattern with * finds may also only inform.
-            if check.state != "pass" and (check.required or "*" not in pattern):
-                yield f"{verdict.gate}: {check.name} is {check.state}"
-    table = gate_policy.declared(verdict.gate)
-    for check in verdict.checks:
-        declared = declarations(table, check.name)
-        if not declared and check.required:
-            yield f"{verdict.gate}: no such check is declared: {check.name}"
-        bare = check.state == "pass" and not (check.figures or check.samples)
-        if bare and any(entry.measured for entry in declared):
-            yield f"{verdict.gate}: {check.name} passes without a figure or a sample"
-
-
-def _wheel(wheel: WheelFacts, rule: ForkRule) -> list[Missing]:
-    """Return what the wheel itself lacks."""
-    origin = line(f"{wheel.source.origin}: pinned by {wheel.source.pin} only")
-    network = "the compilation could have used the network"
-    lacks = (
-        (rule.record and not wheel.source.resolved, "source", "source-unresolved", origin),
-        (rule.sbom and not wheel.sbom, "sbom", "sbom-missing", "the wheel holds no SBOM"),
-        (rule.isolated and not wheel.isolated, "isolation", "not-isolated", network),
-    )
-    return [
-        Missing(name, "not-run", reason, text) for lacking, name, reason, text in lacks if lacking
-    ]
-
-
-def _companion(wheel: WheelFacts, rule: ForkRule, serving: Ladder | None) -> Iterator[Missing]:
-    """Yield why the verdicts of the wheel that serves do not cover this wheel as well."""
-    fork = rule.served_by
-    bound = serving.host.get(f"content {wheel.project}") if serving and serving.wheel else None
+    if rule.record and not wheel.source.resolved:
+        text = line(f"{wheel.source.origin}: pinned by {wheel.source.pin} only")
+        yield Missing("source", "not-run", "source-unresolved", text)
+    if rule.sbom and not wheel.sbom:
+        yield Missing("sbom", "not-run", "sbom-missing", "the wheel holds no SBOM")
+    if rule.isolated and not wheel.isolated:
+        text = "the compilation could have used the network"
+        yield Missing("isolation", "not-run", "not-isolated", text)
+    fork, project = rule.served_by, wheel.project
+    bound = serving.host.get(f"content {project}") if serving and serving.wheel else None
     if fork and not bound:
-        yield Missing(
-            "set",
-            "not-run",
-            "companion-unbound",
-            f"no verdict of {fork} says that it ran with this build of {wheel.project}",
-        )
+        text = f"no verdict of {fork} says that it ran with this build of {project}"
+        yield Missing("set", "not-run", "companion-unbound", text)
     elif fork and bound != wheel.content:
-        yield Missing(
-            "set",
-            "invalid",
-            "companion-other",
-            f"{fork} was gated with another build of {wheel.project}",
-        )
+        text = f"{fork} was gated with another build of {project}"
+        yield Missing("set", "invalid", "companion-other", text)
 
 
 def _reason(verdict: Verdict) -> tuple[str, str]:
@@ -473,21 +407,28 @@ def _reason(verdict: Verdict) -> tuple[str, str]:
     return line(worst.reason), line(f"{worst.name}: {worst.message}")
 
 
-def _gate_result(name: str, state: State | None, ladder: Ladder) -> GateResult:
-    outcomes = ladder.outcomes(name).items()
-    texts = (f"{recipe} {', '.join(ends)}".strip() for recipe, ends in sorted(outcomes))
-    attempts = line("; ".join(texts))
-    if state is None:
-        return GateResult(name, GATES[name], "not-run", "it was not run", attempts)
-    shown = next(each for each in ladder.verdicts if (each.gate, each.state) == (name, state))
-    says = "" if state == "pass" else _reason(shown)[1]
-    return GateResult(name, GATES[name], state, says, attempts)
+def _gate_results(ladder: Ladder, required: Collection[str]) -> Iterator[GateResult]:
+    """Yield the result of each gate that was run, or is *required*."""
+    for name, title in GATES.items():
+        state, says = ladder.states.get(name), ""
+        outcomes = sorted(ladder.outcomes(name).items())
+        texts = (f"{recipe} {', '.join(ends)}".strip() for recipe, ends in outcomes)
+        for verdict in ladder.verdicts:
+            if (verdict.gate, verdict.state) == (name, state) and state != "pass":
+                says = _reason(verdict)[1]
+                break
+        attempts = line("; ".join(texts))
+        if state:
+            yield GateResult(name, title, state, says, attempts)
+        elif name in required:
+            yield GateResult(name, title, "not-run", "it was not run", attempts)
 
 
-def _speed(cell: CellResult, series: Series) -> Speed:
-    """Return *series* as the record of the release has it; only one that decides has a state."""
-    ratio = None
-    if series.candidate is not None and series.baseline:
-        ratio = series.candidate / series.baseline
-    state = series.state if series.primary else "not-run"
-    return Speed(line(cell.name), series.metric, state, ratio, series.low, series.high)
+def _speeds(result: Result) -> Iterator[Speed]:
+    """Yield the series as the release has them; only those that decide have a state."""
+    for cell in result.cells:
+        for series in cell.series:
+            ratio, state = None, series.state if series.primary else "not-run"
+            if series.candidate is not None and series.baseline:
+                ratio = series.candidate / series.baseline
+            yield Speed(line(cell.name), series.metric, state, ratio, series.low, series.high)

@@ -40,6 +40,7 @@ from sparkwright.core.files import (
 from sparkwright.forks import package_index
 from sparkwright.forks.context import RunContext
 from sparkwright.forks.stack import capability
+from sparkwright.gates.core.verdict import Ladder
 from sparkwright.release import ReleaseError, decision, locked_set, pages, wheel_facts
 from sparkwright.release.policy import ReleasePolicy, SetRule
 
@@ -112,19 +113,24 @@ def prove(
     """
     recipes = set[str]().union(*policy.file.recipes.values())
     results = {wheel.name: decision.read_results(wheel.path, verdicts, recipes) for wheel in wheels}
-    proofs = decision.decide_all(wheels, results, policy)
+    proofs, device_code = dict[str, Proof](), dict.fromkeys(results, "")
     for wheel in wheels:
-        if ladder := results[wheel.name].ladder:
-            decision.require_logged(wheel.path, verdicts, ladder)
-    for name, proof in proofs.items():
-        stem = name.removesuffix(".whl")
-        files = {
-            kind: _add(f"{stem}.{kind}.json", data, contents)
-            for kind, data in results[name].files.items()
-        }
-        proofs[name] = replace(proof, **files)
-    ladders = {name: result.ladder for name, result in results.items()}
-    return proofs, {name: line(each.device_code) if each else "" for name, each in ladders.items()}
+        own, serving = results[wheel.name], list[Ladder | None]()
+        rule = policy.file.forks.get(wheel.source.name)
+        for other in wheels:
+            # A wheel for any machine is proved by the wheel that serves it, if there is only one.
+            fits = wheel.machine in ("any", other.machine)
+            if fits and rule and rule.served_by == other.source.name:
+                serving.append(results[other.name].ladder)
+        proof = decision.decide(wheel, own, policy, serving[0] if len(serving) == 1 else None)
+        if own.ladder:
+            decision.require_logged(wheel.path, verdicts, own.ladder)
+            device_code[wheel.name] = line(own.ladder.device_code)
+        for kind, data in own.files.items():
+            file = _add(f"{wheel.name.removesuffix('.whl')}.{kind}.json", data, contents)
+            proof = replace(proof, **{kind: file})
+        proofs[wheel.name] = proof
+    return proofs, device_code
 
 
 def missing(proofs: Mapping[str, Proof]) -> dict[str, tuple[Missing, ...]]:
