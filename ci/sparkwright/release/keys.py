@@ -9,6 +9,7 @@ alone says so. The fingerprint of a key is its key id.
 import contextlib
 import itertools
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -58,10 +59,10 @@ class Keys:
         every = itertools.chain.from_iterable(self.by_file.values())
         return {signer.public_key.keyid: signer for signer in every}
 
-    def of_role(self, root: Root, role: str) -> list[Signer]:
-        """Return the signers whose key holds *role* by the metadata *root*."""
+    def of_role(self, root: Root, role: str) -> dict[str, Signer]:
+        """Return the signers whose key holds *role* by the metadata *root*, by key id."""
         own = self.signers
-        return [own[keyid] for keyid in root.roles[role].keyids if keyid in own]
+        return {keyid: own[keyid] for keyid in root.roles[role].keyids if keyid in own}
 
     def require(self, root: Root, roles: Iterable[str]) -> None:
         """
@@ -103,14 +104,13 @@ def load(paths: Sequence[Path], identity: "Identity | None" = None) -> Keys:
             folder holds none.
         identity-unusable: There are no credentials, or they are another identity's.
     """
-    by_file: dict[str, list[Signer]] = {name: [] for name in KEY_ROLES}
+    by_file = defaultdict[str, list[Signer]](list)
     for path in paths:
         files = list_folder(path, "*.pem") if path.is_dir() else [path]
         if not files:
             raise ReleaseError("key-invalid", f"{path} holds no key (*.pem).")
         for file in files:
-            prefix = next(filter(file.name.startswith, KEY_ROLES), "")
-            by_file.setdefault(prefix, []).append(load_private(file))
+            by_file[next(filter(file.name.startswith, KEY_ROLES), "")].append(load_private(file))
     if identity:
         by_file["targets"].append(_identity_signer(identity))
     return Keys(by_file)

@@ -9,7 +9,8 @@ what a killed run left old, the next command writes again.
 
 import functools
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,6 @@ from sparkwright.client.records import (
     Release,
     ReleaseFile,
     ReleasePatch,
-    ReleaseWheel,
     Speed,
 )
 from sparkwright.core import pages
@@ -31,7 +31,7 @@ from sparkwright.core.store import write_file
 if TYPE_CHECKING:
     from jinja2 import Template
 
-    from sparkwright.release.repository import ClientWheel, IndexEntry, IndexFolder
+    from sparkwright.release.repository import IndexFolder
 
 #: The project of the client.
 CLIENT = "sparkwright-install"
@@ -56,40 +56,36 @@ def write(index: "IndexFolder") -> None:
             **view(entry.release, earlier.release if earlier else None),
         )
         _write(folder / "releases" / name / "index.html", page)
-    channels: dict[Channel, list[IndexEntry]] = {name: [] for name in reversed(CHANNELS)}
-    for entry in reversed([*entries.values()]):
-        channels[entry.state.channel].append(entry)
     front = template("index.html").render(
         title="Wheels for DGX Spark",
         fingerprint=index.fingerprint,
         url=index.facts.url,
-        client=[f"{CLIENT}=={wheel.version}" for wheel in index.facts.clients[-1:]],
-        channels=channels.items(),
+        project=CLIENT,
+        clients=index.facts.clients,
+        channels=CHANNELS,
+        entries=entries.values(),
         size_of=size,
     )
     _write(folder / "index.html", front)
     for channel in CHANNELS:
-        projects = _write_simple(folder / "simple" / channel, index, channel)
-        _remove_others(folder / "simple" / channel, projects)
-    _remove_others(folder / "releases", set(entries))
+        _write_simple(folder / "simple" / channel, index, channel)
+    _remove_others(folder / "releases", entries)
 
 
-def _write_simple(folder: Path, index: "IndexFolder", channel: Channel) -> set[str]:
-    """Write the simple API of *channel*, and return its projects."""
-    projects: dict[str, dict[str, tuple[ReleaseWheel | ClientWheel, str]]] = {}
-    if clients := index.facts.clients:
-        projects[CLIENT] = {wheel.name: (wheel, "") for wheel in clients}
+def _write_simple(folder: Path, index: "IndexFolder", channel: Channel) -> None:
+    """Write the simple API of *channel*, and remove the pages of projects that it lacks."""
+    projects = defaultdict[str, dict[str, tuple[ReleaseFile, str]]](dict)
+    for client in index.facts.clients:
+        projects[CLIENT][client.name] = (client, "")
     for entry in index.entries.values():
         for wheel in entry.release.wheels if channel in ("candidate", entry.state.channel) else ():
-            earlier = projects.setdefault(wheel.project, {}).get(wheel.name)
+            _, earlier = projects[wheel.project].get(wheel.name, (wheel, "not offered yet"))
             # A wheel of several releases is yanked only with all of them.
-            reason = entry.state.yanked if earlier is None or earlier[1] else ""
-            projects[wheel.project][wheel.name] = (wheel, reason)
-    _write_page(folder, "Simple index", projects=sorted(projects))
-    for project, offered in projects.items():
-        wheels = [offered[name] for name in sorted(offered)]
+            projects[wheel.project][wheel.name] = (wheel, earlier and entry.state.yanked)
+    _write_page(folder, "Simple index", projects=projects)
+    for project, wheels in projects.items():
         _write_page(folder / project, f"Links for {project}", wheels=wheels)
-    return set(projects)
+    _remove_others(folder, projects)
 
 
 def _link(file: ReleaseFile, depth: int) -> str:
@@ -98,7 +94,7 @@ def _link(file: ReleaseFile, depth: int) -> str:
     return file.url or "../" * depth + file.path.replace("+", "%2B")
 
 
-def _write_page(folder: Path, title: str, **content: Sequence[object]) -> None:
+def _write_page(folder: Path, title: str, **content: Mapping[str, object]) -> None:
     """Write a page of the simple API (PEP 503), of *projects* or of *wheels* with their yanks."""
     page = template("simple.html").render(title=title, link=_link, **content)
     _write(folder / "index.html", page)
@@ -112,7 +108,7 @@ def _write(path: Path, page: str) -> None:
         write_file(path, data)
 
 
-def _remove_others(folder: Path, names: set[str]) -> None:
+def _remove_others(folder: Path, names: Collection[str]) -> None:
     for path in folder.iterdir() if folder.exists() else ():
         if path.is_dir() and path.name not in names:
             shutil.rmtree(path)
@@ -120,14 +116,9 @@ def _remove_others(folder: Path, names: set[str]) -> None:
 
 def view(release: Release, before: Release | None) -> dict[str, Any]:
     """Return what the page of *release* shows; *before* is the one of the stack before it."""
-    torch = {lock.packages["torch"]: None for lock in release.locks if "torch" in lock.packages}
     return {
         "release": release,
         "before": before,
-        "forks": ", ".join(
-            [f"{fork.name} {fork.version}" for fork in release.forks]
-            + [f"torch {version}" for version in torch]
-        ),
         "patches": list(_patches(release, before)),
         "summary": _summary(release),
         "metrics": METRICS,
@@ -138,10 +129,12 @@ def view(release: Release, before: Release | None) -> dict[str, Any]:
 
 def reasons(missing: Iterable[Missing]) -> dict[str, list[str]]:
     """Return each kind of reason why a wheel is not for ``verified``, with its gates."""
-    groups: dict[str, dict[str, None]] = {}
+    groups = defaultdict[str, list[str]](list)
     for entry in missing:
-        groups.setdefault(f"{entry.state} ({entry.reference})", {})[entry.gate] = None
-    return {reason: list(gates) for reason, gates in groups.items()}
+        gates = groups[f"{entry.state} ({entry.reference})"]
+        if entry.gate not in gates:
+            gates.append(entry.gate)
+    return groups
 
 
 def _patches(release: Release, before: Release | None) -> Iterator[tuple[str, ReleasePatch, str]]:

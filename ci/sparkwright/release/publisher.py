@@ -24,9 +24,9 @@ from sparkwright.client import ClientError
 from sparkwright.client.index import CARRIED_ADDRESS, CARRIED_ROOT
 from sparkwright.client.records import (
     Channel,
+    Machine,
     Missing,
     Release,
-    ReleaseFile,
     ReleaseState,
     ReleaseWheel,
     line,
@@ -142,7 +142,7 @@ class Publisher:
                 f"There is no index in {self.folder}, and ci/release.yaml names the root of one.",
             )
         if index.exists:
-            release_draft.require_gpu(self.policy, {"the index": index.facts.gpu})
+            release_draft.require_gpu(self.policy, "the index", index.facts.gpu)
         url = self._url(index, url)
         contents: release_draft.Contents = {}
         facts = release_draft.read_wheels(self.context, self.policy, wheels)
@@ -165,8 +165,10 @@ class Publisher:
             return replace(done, release=name, channel=channel, already=True)
         _require_free_names(index, facts)
         _require_order(index, stack, channel, facts)
-        earlier = [entry.release for entry in index.of_stack(stack)]
-        name = f"{stack}.{1 + max((number(release.name) for release in earlier), default=0)}"
+        before, last = None, 0
+        for entry in index.of_stack(stack):
+            before, last = entry.release, max(last, number(entry.release.name))
+        name = f"{stack}.{last + 1}"
         if dry_run:
             return replace(done, release=name)
         Transaction(index, self.keys, self.policy.file.roles).schedule_signing("targets")
@@ -181,8 +183,8 @@ class Publisher:
             name=name,
             url=url,
             host=host,
-            published=_published_wheels(index),
-            before=earlier[-1] if earlier else None,
+            published=index.wheels,
+            before=before,
         )
         with index.changing(self.keys, self.policy.file.roles) as change:
             clients = _with_client(change, url)
@@ -207,7 +209,7 @@ class Publisher:
             index-damaged: A file of the release is not what was published.
         """
         index = self.open()
-        release_draft.require_gpu(self.policy, {"the index": index.facts.gpu})
+        release_draft.require_gpu(self.policy, "the index", index.facts.gpu)
         entry, stack = index.entry(name), self.context.project.stack
         if entry.state.channel != "candidate" or entry.state.stack != stack:
             raise ClientError(
@@ -227,13 +229,13 @@ class Publisher:
         ]
         proofs, device_code = release_draft.prove(facts, self.policy, verdicts, contents)
         release_draft.require_verified(proofs)
-        wheels = [
-            replace(wheel, proof=proofs[wheel.name], device_code=device_code[wheel.name])
-            for wheel in entry.release.wheels
-        ]
-        folders = dict.fromkeys(proofs, verdicts)
-        locks = [(self.folder / lock.path).read_bytes() for lock in entry.release.locks]
-        packs = release_draft.warm_packs(proofs, folders, locks, contents)
+        wheels, locks = list[ReleaseWheel](), b""
+        for wheel in entry.release.wheels:
+            proof, digest = proofs[wheel.name], device_code[wheel.name]
+            wheels.append(replace(wheel, proof=proof, device_code=digest))
+        for lock in entry.release.locks:
+            locks += (self.folder / lock.path).read_bytes()
+        packs = release_draft.warm_packs(proofs, dict.fromkeys(proofs, verdicts), locks, contents)
         release = replace(entry.release, wheels=tuple(wheels), packs=packs)
         with index.changing(self.keys, self.policy.file.roles) as change:
             _set_release(change, release, contents, "verified")
@@ -269,21 +271,18 @@ class Publisher:
         Args:
             keep: At least 1.
         """
-        index = self.open()
-        newer = Counter[str]()
-        surplus: list[IndexEntry] = []
-        for entry in list(index.entries.values())[::-1]:
-            if entry.state.channel == "candidate":
-                surplus += [entry] if newer[entry.state.stack] >= keep else []
-                newer[entry.state.stack] += not entry.state.yanked
+        index, newer, names = self.open(), Counter[str](), list[str]()
         with index.changing(self.keys, self.policy.file.roles) as change:
             change.schedule_signing("targets")
-            for entry in surplus:
-                change.remove(entry.release)
+            for name, entry in reversed(index.entries.items()):
+                if entry.state.channel == "candidate":
+                    if newer[entry.state.stack] >= keep:
+                        change.remove(entry.release)
+                        names.append(name)
+                    newer[entry.state.stack] += not entry.state.yanked
         index = self._index()
         removed = repository.remove_unreferenced(index)
-        names = sorted(entry.release.name for entry in surplus)
-        return replace(_changed(index, *names), removed=tuple(removed))
+        return replace(_changed(index, *sorted(names)), removed=tuple(removed))
 
     def refresh(self) -> Changed:
         """
@@ -330,13 +329,18 @@ def _set_release(
 ) -> None:
     for file, data in contents.items():
         change.put(file, data)
-    lacks = {entry.gate for entries in release.missing.values() for entry in entries}
+    machines, pythons, lacks = list[Machine](), dict[str, None](), set[str]()
+    for lock in release.locks:
+        machines.append(lock.machine)
+        pythons |= dict.fromkeys(lock.pythons)
+    for wheel in release.wheels:
+        lacks.update(entry.gate for entry in wheel.proof.missing)
     state = ReleaseState(
         stack=release.stack,
         made=release.made,
         channel=channel,
-        machines=tuple(lock.machine for lock in release.locks),
-        pythons=tuple(dict.fromkeys(python for lock in release.locks for python in lock.pythons)),
+        machines=tuple(machines),
+        pythons=tuple(pythons),
         missing=tuple(sorted(lacks)),
     )
     change.set_release(release, state)
@@ -346,23 +350,20 @@ def _put_wheels(
     change: Transaction, wheels: Iterable[wheel_facts.WheelFacts], release: Release
 ) -> None:
     """Bring the wheels that the index itself keeps to their places, and METADATA beside them."""
-    elsewhere = {wheel.name for wheel in release.wheels if wheel.url}
+    records = {wheel.sha256: wheel for wheel in release.wheels}
     for wheel in wheels:
-        if wheel.name not in elsewhere:
-            file = ReleaseFile(name=wheel.name, size=wheel.size, sha256=wheel.sha256)
-            change.put(file, wheel.path, wheel.metadata)
+        if not records[wheel.sha256].url:
+            change.put(records[wheel.sha256], wheel.path, wheel.metadata)
 
 
 def _with_client(change: Transaction, url: str) -> tuple[ClientWheel, ...]:
     """Return the wheels of the client in the index, with a new one if it would differ."""
-    clients = change.facts.clients
-    carried = (url, change.fingerprint, change.root)
+    clients, carried = change.facts.clients, (url, change.fingerprint, change.root)
     with tempfile.TemporaryDirectory(prefix="client-") as name:
-        folder, last = Path(name), str(max(1, len(clients)))
-        record, path, metadata = write_client(folder, *carried, label=last)
-        if clients and record != clients[-1]:
-            label = str(len(clients) + 1)
-            record, path, metadata = write_client(folder, *carried, label=label)
+        for number in (max(1, len(clients)), len(clients) + 1):
+            record, path, metadata = write_client(Path(name), *carried, label=str(number))
+            if record in clients[-1:] or not clients:
+                break
         change.put(record, path, metadata)
     return clients if record in clients else (*clients, record)
 
@@ -385,26 +386,27 @@ def write_client(
     """
     document = tomllib.loads(PROJECT.read_text("utf-8"))
     project = document["project"]
-    modules = document["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-    files = {name: (PROJECT.parent / source).read_bytes() for source, name in modules.items()}
+    included = document["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    files = {name: (PROJECT.parent / source).read_bytes() for source, name in included.items()}
     lines = f"{url}\n{fingerprint}\n".encode()
     for path, data in ((CARRIED_ADDRESS, lines), (CARRIED_ROOT, root)):
         files[f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}"] = data
-    distribution = project["name"].replace("-", "_")
-    name = archive.WheelName(distribution, sparkwright.__version__, "py3-none-any").labelled(label)
-    extras = project["optional-dependencies"].items()
-    optional = [f'{line}; extra == "{extra}"' for extra, lines in extras for line in lines]
-    metadata = [
-        f"Metadata-Version: 2.4\nName: {project['name']}\nVersion: {name.version}",
-        f"Summary: {project['description']}",
-        f"License-Expression: {project['license']}",
-        f"Requires-Python: {project['requires-python']}",
-        *(f"Provides-Extra: {extra}" for extra, _ in extras),
-        *(f"Requires-Dist: {line}" for line in [*project["dependencies"], *optional]),
-    ]
+    name = archive.WheelName(
+        project["name"].replace("-", "_"), sparkwright.__version__, "py3-none-any"
+    ).labelled(label)
+    text = (
+        f"Metadata-Version: 2.4\nName: {project['name']}\nVersion: {name.version}\n"
+        f"Summary: {project['description']}\nLicense-Expression: {project['license']}\n"
+        f"Requires-Python: {project['requires-python']}\n"
+    )
+    for requirement in project["dependencies"]:
+        text += f"Requires-Dist: {requirement}\n"
+    for extra, requirements in project["optional-dependencies"].items():
+        text += f"Provides-Extra: {extra}\n"
+        for requirement in requirements:
+            text += f'Requires-Dist: {requirement}; extra == "{extra}"\n'
     scripts = "".join(f"{script} = {target}\n" for script, target in project["scripts"].items())
     dist_info = {"entry_points.txt": f"[console_scripts]\n{scripts}".encode()}
-    text = "\n".join(metadata) + "\n"
     path = archive.write(folder, name, files, text, pure=True, dist_info=dist_info)
     record = ClientWheel(
         name=path.name,
@@ -421,20 +423,18 @@ def _changed(index: IndexFolder, *names: str) -> Changed:
     return Changed(index.version, f"{min(index.expires.values()):%Y-%m-%dT%H:%M:%SZ}", names)
 
 
-def _published_wheels(index: IndexFolder) -> dict[str, ReleaseWheel]:
-    return {wheel.name: wheel for entry in index.entries.values() for wheel in entry.release.wheels}
-
-
 def _require_free_names(index: IndexFolder, wheels: Iterable[wheel_facts.WheelFacts]) -> None:
     """Raise `wheel-name-taken` for a file name that the index has, or had, for other bytes."""
-    published = _published_wheels(index)
-    taken = index.facts.retired | {name: wheel.sha256 for name, wheel in published.items()}
+    published = index.wheels
     for wheel in wheels:
-        if taken.get(wheel.name, wheel.sha256) != wheel.sha256:
+        taken = index.facts.retired.get(wheel.name, wheel.sha256)
+        if wheel.name in published:
+            taken = published[wheel.name].sha256
+        if taken != wheel.sha256:
             raise ReleaseError(
                 "wheel-name-taken",
                 f"The index has, or once had, {wheel.name} with other bytes.",
-                details=[f"published: {taken[wheel.name]}", f"now:       {wheel.sha256}"],
+                details=[f"published: {taken}", f"now:       {wheel.sha256}"],
             )
 
 
@@ -451,9 +451,10 @@ def _require_order(
         version-order: It offers a higher version.
     """
     for entry in index.of_stack(stack):
-        name, offers = entry.release.name, channel in ("candidate", entry.state.channel)
-        offered = entry.release.wheels if offers and not entry.state.yanked else ()
-        for wheel, other in itertools.product(wheels, offered):
+        if entry.state.yanked or channel not in ("candidate", entry.state.channel):
+            continue
+        name = entry.release.name
+        for wheel, other in itertools.product(wheels, entry.release.wheels):
             same = (other.project, other.machine) == (wheel.project, wheel.machine)
             older = Version(wheel.version) <= Version(other.version)
             if same and older and other.sha256 != wheel.sha256:

@@ -66,32 +66,31 @@ def read_wheels(
         wheel-invalid, wheel-mismatch, wheel-unsafe, archive-unsafe: See `wheel_facts.read_all`.
     """
     wheels, stack = wheel_facts.read_all(paths), context.project.stack
-    if others := sorted({wheel.stack for wheel in wheels} - {stack}):
-        raise UsageError(
-            "usage",
-            f"These are wheels of stack {', '.join(others)}, not of {stack}.",
-            todo=f"Give --stack {others[0]}.",
-        )
-    require_gpu(policy, {wheel.name: wheel.record.arch for wheel in wheels if wheel.record})
+    for wheel in wheels:
+        if wheel.stack != stack:
+            raise UsageError(
+                "usage",
+                f"{wheel.name} is a wheel of stack {wheel.stack}, not of {stack}.",
+                todo=f"Give --stack {wheel.stack}.",
+            )
+        if wheel.record:
+            require_gpu(policy, wheel.name, wheel.record.arch)
     return wheels
 
 
-def require_gpu(policy: ReleasePolicy, archs: Mapping[str, str]) -> None:
+def require_gpu(policy: ReleasePolicy, what: str, arch: str) -> None:
     """
-    Require that every architecture is that of the policy's GPU.
-
-    Args:
-        archs: The architecture of each wheel, or of the index, by its name.
+    Require that the architecture *arch* of the wheel, or the index, *what* is that of the policy's
+    GPU.
 
     Raises:
-        release-gpu-foreign: One is for another GPU.
+        release-gpu-foreign: It is for another GPU.
     """
-    gpu = policy.file.gpu
-    if foreign := [
-        f"{name}: for {arch}" for name, arch in archs.items() if capability(arch) != gpu
-    ]:
+    if capability(arch) != policy.file.gpu:
         raise ReleaseError(
-            "release-gpu-foreign", f"The release policy is for SM {gpu}.", details=foreign
+            "release-gpu-foreign",
+            f"The release policy is for SM {policy.file.gpu}.",
+            details=[f"{what}: for {arch}"],
         )
 
 
@@ -118,17 +117,20 @@ def prove(
         own, serving = results[wheel.name], list[Ladder | None]()
         rule = policy.file.forks.get(wheel.source.name)
         for other in wheels:
-            # A wheel for any machine is proved by the wheel that serves it, if there is only one.
-            fits = wheel.machine in ("any", other.machine)
-            if fits and rule and rule.served_by == other.source.name:
+            if (
+                rule
+                and rule.served_by == other.source.name
+                and wheel.machine in ("any", other.machine)
+            ):
                 serving.append(results[other.name].ladder)
+        # A wheel for any machine is proved by the wheel that serves it, if there is only one.
         proof = decision.decide(wheel, own, policy, serving[0] if len(serving) == 1 else None)
         if own.ladder:
             decision.require_logged(wheel.path, verdicts, own.ladder)
             device_code[wheel.name] = line(own.ladder.device_code)
         for kind, data in own.files.items():
-            file = _add(f"{wheel.name.removesuffix('.whl')}.{kind}.json", data, contents)
-            proof = replace(proof, **{kind: file})
+            name = f"{wheel.name.removesuffix('.whl')}.{kind}.json"
+            proof = replace(proof, **{kind: _add(name, data, contents)})
         proofs[wheel.name] = proof
     return proofs, device_code
 
@@ -185,20 +187,18 @@ def draft(
     Raises:
         set-unresolved, set-mixed, wheel-unsafe: The wheels make no installable set.
     """
-    timestamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    lock_file, rule = (
-        context.project.lock_file,
-        policy.file.sets.get(context.project.stack, SetRule()),
-    )
-    lock_digest = sha256_file(lock_file) if lock_file.exists() else ""
-    records: list[ReleaseWheel] = []
+    timestamp, project = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), context.project
+    rule = policy.file.sets.get(project.stack, SetRule())
+    lock_digest = sha256_file(project.lock_file) if project.lock_file.exists() else ""
+    records, sources, folders = list[ReleaseWheel](), dict[str, ForkSource](), dict[str, Path]()
     for facts in wheels:
         stem, earlier = facts.name.removesuffix(".whl"), published.get(facts.name)
+        address = f"{host}{quote(facts.name, safe='')}" if host else ""
         record = ReleaseWheel(
             name=facts.name,
             size=facts.size,
             sha256=facts.sha256,
-            url=_address(facts.name, earlier, host),
+            url=earlier.url if earlier else address,
             fork=facts.source.name,
             project=facts.project,
             version=facts.version,
@@ -214,108 +214,96 @@ def draft(
             sbom=_add(f"{stem}.cdx.json", facts.sbom, contents) if facts.sbom else None,
         )
         records.append(record)
-    paths = {facts.name: facts.path for facts in wheels}
+        sources[facts.source.name] = facts.source
+        folders[facts.name] = verdicts or facts.path.parent
+    locks, texts = list[ReleaseLock](), list[bytes]()
     machines: list[Machine] = sorted({facts.machine for facts in wheels} - {"any"})
-    sources = {facts.source.name: facts.source for facts in wheels}
+    # A set without machine code is for the Spark.
+    for machine in machines or ["aarch64"]:
+        lock, text = _lock(rule, records, wheels, machine, url, contents)
+        locks.append(lock)
+        texts.append(text)
     release = Release(
         name=name,
-        stack=context.project.stack,
+        stack=project.stack,
         made=timestamp,
         wheels=tuple(records),
-        # A set without machine code is for the Spark.
-        locks=tuple(
-            _lock(rule, records, paths, machine, url, contents)
-            for machine in machines or ["aarch64"]
-        ),
+        locks=tuple(locks),
         forks=tuple(sources.values()),
         edits=rule.edits,
         overlays=rule.overlays,
         inexact_records=rule.inexact_records,
         before=before.name if before else "",
     )
-    _require_installable(release, wheels, contents)
-    folders = {facts.name: verdicts or facts.path.parent for facts in wheels}
-    locks = [data for file, data in contents.items() if file.name.startswith("pylock.")]
-    return replace(release, packs=warm_packs(proofs, folders, locks, contents))
-
-
-def _address(name: str, published: ReleaseWheel | None, host: str) -> str:
-    """Return where the wheel *name* lies or is going to lie; empty for the index."""
-    if published:
-        return published.url
-    return f"{host}{quote(name, safe='')}" if host else ""
+    for lock, text in zip(locks, texts, strict=True):
+        _require_installable(release, wheels, lock, text)
+    return replace(release, packs=warm_packs(proofs, folders, b"".join(texts), contents))
 
 
 def _require_installable(
-    release: Release,
-    wheels: Sequence[wheel_facts.WheelFacts],
-    contents: Mapping[ReleaseFile, bytes],
+    release: Release, wheels: Sequence[wheel_facts.WheelFacts], lock: ReleaseLock, text: bytes
 ) -> None:
     """
-    Require that a client would take the locked sets of *release*, as far as its own *wheels* show
-    it.
+    Require that a client would take the locked set *lock* of *release*, whose file is *text*, as
+    far as its own *wheels* show it.
 
     Raises:
         lock-invalid, release-unknown, set-mixed, edit-mismatch, wheel-unsafe: It would not; see
             `sparkwright.client`.
     """
-    texts = {file.sha256: data for file, data in contents.items()}
-    for lock in release.locks:
-        for python in lock.pythons:
-            selection = pylock.selection(f"{python}.0", lock.machine)
-            install.release_wheels(release, lock, texts[lock.sha256], **selection)
-        own = [facts for facts in wheels if facts.machine in (lock.machine, "any")]
-        checked = [facts.checked for facts in own if facts.checked]
-        locked_wheels.check_set(checked, release.overlays)
-        projects = {wheel.project for wheel in checked}
-        edits = [edit for edit in release.edits if edit.package in projects]
-        locked_wheels.edited(checked, edits, wheel_facts.SITE)
+    for python in lock.pythons:
+        selection = pylock.selection(f"{python}.0", lock.machine)
+        install.release_wheels(release, lock, text, **selection)
+    checked = dict[str, locked_wheels.CheckedWheel]()
+    for facts in wheels:
+        if facts.checked and facts.machine in (lock.machine, "any"):
+            checked[facts.project] = facts.checked
+    own = list(checked.values())
+    locked_wheels.check_set(own, release.overlays)
+    edits = [edit for edit in release.edits if edit.package in checked]
+    locked_wheels.edited(own, edits, wheel_facts.SITE)
 
 
 def _lock(
     rule: SetRule,
-    wheels: Sequence[ReleaseWheel],
-    paths: Mapping[str, Path],
+    records: Sequence[ReleaseWheel],
+    wheels: Sequence[wheel_facts.WheelFacts],
     machine: Machine,
     url: str,
     contents: Contents,
-) -> ReleaseLock:
-    """Return the locked set of *machine*, whose file is added to *contents*."""
-    own = {
-        locked_wheels.LockedWheel(
-            wheel.project,
-            wheel.version,
-            wheel.name,
-            wheel.url or f"{url}{wheel.path.replace('+', '%2B')}",
-            wheel.sha256,
-            wheel.size,
-        ): paths[wheel.name]
-        for wheel in wheels
-        if wheel.machine in (machine, "any")
-    }
-    locked = locked_set.resolve(
-        own,
-        machine,
-        rule,
-        index_url=package_index.index_url(),
-    )
+) -> tuple[ReleaseLock, bytes]:
+    """Return the locked set of *machine*, and its file, which is added to *contents*."""
+    own = dict[locked_wheels.LockedWheel, Path]()
+    for record, facts in zip(records, wheels, strict=True):
+        if record.machine in (machine, "any"):
+            wheel = locked_wheels.LockedWheel(
+                record.project,
+                record.version,
+                record.name,
+                record.url or f"{url}{record.path.replace('+', '%2B')}",
+                record.sha256,
+                record.size,
+            )
+            own[wheel] = facts.path
+    locked = locked_set.resolve(own, machine, rule, index_url=package_index.index_url())
     if absent := sorted({edit.package for edit in rule.edits} - locked.packages.keys()):
         raise ClientError(
             "set-mixed", "The set lacks packages that are to be edited.", details=absent
         )
     file = _add(f"pylock.{machine}.toml", locked.lock, contents)
-    return ReleaseLock(
+    lock = ReleaseLock(
         **msgspec.structs.asdict(file),
         machine=machine,
         pythons=locked.pythons,
         packages=locked.packages,
     )
+    return lock, locked.lock
 
 
 def warm_packs(
     proofs: Mapping[str, Proof],
     folders: Mapping[str, Path],
-    locks: Sequence[bytes],
+    locks: bytes,
     contents: Contents,
 ) -> tuple[WarmPack, ...]:
     """
@@ -336,12 +324,12 @@ def warm_packs(
             if pack.key.recipe not in proofs[name].recipes:
                 console.warn(f"{pack.name} is left out: its recipe was not shown for the wheel")
                 continue
-            sets = b"".join(locks)
             if absent := [
-                each for each, sha in pack.key.wheels.items() if sha.encode() not in sets
+                each for each, sha in pack.key.wheels.items() if sha.encode() not in locks
             ]:
-                why = f"it was made with another {', '.join(absent)}"
-                console.warn(f"{pack.name} is left out: {why}")
+                console.warn(
+                    f"{pack.name} is left out: it was made with another {', '.join(absent)}"
+                )
                 continue
             data = read_bytes(folder / pack.name, limit=LARGEST_PACK, failure=failure)
             if sha256_bytes(data) != pack.sha256:

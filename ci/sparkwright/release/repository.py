@@ -16,14 +16,14 @@ import contextlib
 import copy
 import io
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-from securesystemslib.signer import Key
+from securesystemslib.signer import Key, Signer
 from tuf.api.exceptions import RepositoryError, UnsignedMetadataError
 from tuf.api.metadata import (
     Metadata,
@@ -124,16 +124,14 @@ class IndexFolder:
 
     def __init__(self, folder: Path, *, pin: str = "", resuming: bool = False) -> None:
         self.folder, self._pin = folder, pin
-        self.metadata: dict[str, Metadata[Any]] = {
-            role.type: Metadata(role()) for role in (Targets, Snapshot, Timestamp)
-        }
-        for metadata in self.metadata.values():
-            metadata.signed.version = 0
+        self.metadata: dict[str, Metadata[Any]] = {}
+        for role in (Targets, Snapshot, Timestamp):
+            self.metadata[role.type] = Metadata(role())
+            self.metadata[role.type].signed.version = 0
         self.published_timestamp, self.facts = b"", IndexFacts()
         try:
-            if odd := list(_irregular(folder)):
-                names = ", ".join(map(str, odd[:5]))
-                raise ValueError(f"neither a file nor a folder, or one for the other: {names}")
+            if odd := next(_irregular(folder), None):
+                raise ValueError(f"neither a file nor a folder, or one for the other: {odd}")
             self._read(resuming=resuming)
         # A role's file that holds another role's metadata lacks attributes.
         except (
@@ -156,8 +154,9 @@ class IndexFolder:
             self.metadata["root"] = root
         if self._pin and roots and self.fingerprint != self._pin:
             raise ValueError(f"its root is {self.fingerprint}, and the policy says {self._pin}")
-        if not roots and (taken := [name for name in PAGES if (self.folder / name).exists()]):
-            raise ValueError(f"it has no root metadata, and holds {', '.join(taken)}")
+        for name in PAGES:
+            if not roots and (self.folder / name).exists():
+                raise ValueError(f"it has no root metadata, and holds {name}")
         timestamp = self.metadata_path("timestamp")
         if not timestamp.exists():
             return
@@ -227,7 +226,7 @@ class IndexFolder:
         return sha256_file(path) if path.exists() else ""
 
     @cached_property
-    def entries(self) -> Mapping[str, IndexEntry]:
+    def entries(self) -> dict[str, IndexEntry]:
         """
         Name → release, in the order of publication.
 
@@ -259,8 +258,16 @@ class IndexFolder:
     @property
     def files(self) -> list[ReleaseFile]:
         """Every file that releases name, and the wheels of the client."""
-        named = [file for entry in self.entries.values() for file in entry.release.files]
-        return [*named, *self.facts.clients]
+        files: list[ReleaseFile] = list(self.facts.clients)
+        for entry in self.entries.values():
+            files += entry.release.files
+        return files
+
+    @property
+    def wheels(self) -> dict[str, ReleaseWheel]:
+        """File name → wheel of a release."""
+        releases = self.entries.values()
+        return {wheel.name: wheel for entry in releases for wheel in entry.release.wheels}
 
     def entry(self, name: str) -> IndexEntry:
         """Return the release *name*; raise `release-unknown` if there is none."""
@@ -291,11 +298,11 @@ class IndexFolder:
         root = self.root.signed
         for role in ["root"] if keys.of_role(root, "root") else ["targets", "timestamp"]:
             metadata = self.metadata[role]
-            own = {signer.public_key.keyid for signer in keys.of_role(root, role)}
+            own = keys.of_role(root, role)
             signed = root.get_verification_result(
                 role, metadata.signed_bytes, metadata.signatures
             ).signed
-            if own and own.isdisjoint(signed):
+            if own and own.keys().isdisjoint(signed):
                 raise ReleaseError(
                     "index-unpinned",
                     f"None of your keys signed {role} of {self.folder}, whose root is not pinned.",
@@ -329,10 +336,10 @@ class IndexFolder:
                 read. index-unwritable: The folder cannot be written. disk-full: There is no room.
         """
         failure = partial(ReleaseError, "index-unwritable")
+        lock = locked(self.folder / LOCK, str(self.folder), wait=False, failure=failure)
         with contextlib.ExitStack() as held:
             with self.writing():
                 self.folder.mkdir(parents=True, exist_ok=True)
-                lock = locked(self.folder / LOCK, str(self.folder), wait=False, failure=failure)
                 held.enter_context(lock)
             self._require_unmoved()
             yield
@@ -497,12 +504,9 @@ class Transaction:
         if "root" in names or (root.roles, root.keys) != (old.roles, old.keys):
             root.version += 1
             self._root = self._signed(root, "root", old, root)
-        if others := [
-            role
-            for role in ("targets", *RENEWAL)
-            if role in names or not _admits(self._root.signed, role, self._index.metadata[role])
-        ]:
-            self.schedule_signing(*others)
+        for role in ("targets", *RENEWAL):
+            if role in names or not _admits(self._root.signed, role, self._index.metadata[role]):
+                self.schedule_signing(role)
 
     def commit(self) -> None:
         """
@@ -539,8 +543,9 @@ class Transaction:
     def _next(self, signed: Any, staged: dict[str, Metadata[Any]]) -> MetaFile:
         """Add the next version of *signed* to *staged*; return how other metadata names it."""
         signed.version += 1
-        roots = [root.signed for root in (self._index.root, self._root) if root]
-        staged[signed.type] = metadata = self._signed(signed, signed.type, *roots)
+        old = self._index.root or self._root
+        metadata = self._signed(signed, signed.type, old.signed, self._root.signed)
+        staged[signed.type] = metadata
         return MetaFile.from_data(signed.version, metadata.to_bytes(), ["sha256"])
 
     def _signed(self, signed: Any, role: str, *roots: Root) -> Metadata[Any]:
@@ -548,8 +553,10 @@ class Transaction:
         days = getattr(self._roles, role).days
         signed.expires = datetime.now(UTC).replace(microsecond=0) + timedelta(days=days)
         metadata: Metadata[Any] = Metadata(signed)
-        signers = [signer for root in roots for signer in self._keys.of_role(root, role)]
-        for signer in {signer.public_key.keyid: signer for signer in signers}.values():
+        signers = dict[str, Signer]()
+        for root in roots:
+            signers |= self._keys.of_role(root, role)
+        for signer in signers.values():
             try:
                 metadata.sign(signer, append=True)
             except UnsignedMetadataError as error:
@@ -599,11 +606,12 @@ def remove_unreferenced(index: IndexFolder) -> list[str]:
         digest = "[0-9a-f]" * 64
         patterns = (f"files/{digest}", f"targets/releases/{digest}.*", f"**/{UNFINISHED}*")
         removed = []
-        for path in [path for pattern in patterns for path in sorted(folder.glob(pattern))]:
-            name = path.relative_to(folder).as_posix()
-            if name not in used and path.exists():
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
-                removed.append(name)
+        for pattern in patterns:
+            for path in sorted(folder.glob(pattern)):
+                name = path.relative_to(folder).as_posix()
+                if name not in used and path.exists():
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    removed.append(name)
     return removed
 
 
@@ -612,9 +620,12 @@ def damaged_files(folder: Path, files: Sequence[ReleaseFile]) -> list[str]:
     Return the paths of *files* that the index keeps, and of METADATA beside wheels, which are
     missing or other bytes.
     """
-    wheels = [file for file in files if isinstance(file, ReleaseWheel | ClientWheel)]
-    own = {file.path: file.sha256 for file in files if not file.url}
-    own |= {f"{wheel.path}.metadata": wheel.metadata for wheel in wheels if not wheel.url}
+    own = dict[str, str]()
+    for file in files:
+        if not file.url:
+            own[file.path] = file.sha256
+            if isinstance(file, ReleaseWheel | ClientWheel):
+                own[f"{file.path}.metadata"] = file.metadata
     return [
         path
         for path, sha256 in own.items()
@@ -624,13 +635,19 @@ def damaged_files(folder: Path, files: Sequence[ReleaseFile]) -> list[str]:
 
 def _irregular(folder: Path) -> Iterator[Path]:
     """Yield what a write would follow, or a read wait for: links, pipes, and files for folders."""
-    front, tops = folder / "index.html", [folder / name for name in FOLDERS]
-    yield from (path for path in (folder, *tops) if path.exists() and not path.is_dir())
-    yield from (path for path in [front] if path.exists() and not path.is_file())
-    below = (path for top in tops if not top.is_symlink() for path in top.rglob("*"))
-    for path in (*tops, *below):
-        if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
-            yield path
+    front = folder / "index.html"
+    if folder.exists() and not folder.is_dir():
+        yield folder
+    if front.exists() and not front.is_file():
+        yield front
+    for name in FOLDERS:
+        top = folder / name
+        if top.is_symlink() or (top.exists() and not top.is_dir()):
+            yield top
+            continue
+        for path in top.rglob("*"):
+            if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
+                yield path
 
 
 def _bytes(path: Path) -> bytes:

@@ -71,11 +71,11 @@ def require(
     """
     project, root = context.project, context.project.root
     policy = release_policy.load(root, project.spec.arch)
-    locked = (context.lock.forks[fork].bases.values() for fork in context.forks)
-    versions = tuple(sorted({base.version for base in itertools.chain(*locked)}))
+    forks = context.lock.forks
+    versions = {base.version for fork in context.forks for base in forks[fork].bases.values()}
     unfit: dict[str, str] = {}
     for name in {*names}.union(*policy.file.groups.values()):
-        unfit[name] = _unfit(recipes.load(root, name), versions, project.spec.label)
+        unfit[name] = _unfit(recipes.load(root, name), sorted(versions), project.spec.label)
     if not names:
         firsts = dict[str, None]()
         for members in policy.file.groups.values():
@@ -83,8 +83,9 @@ def require(
             firsts |= dict.fromkeys(fitting[:1])
         names = list(firsts)
     if not names:
-        what = f"No recipe of the release policy serves {project.stack}; name one."
-        raise UsageError("usage", what)
+        raise UsageError(
+            "usage", f"No recipe of the release policy serves {project.stack}; name one."
+        )
     missing = list[Missing]()
     for group, members in policy.file.groups.items():
         if not any(name in names and not unfit[name] for name in members):
@@ -111,7 +112,7 @@ def require(
         )
     for entry in missing:
         console.note(f"not for verified: {entry.gate}: {entry.says} ({entry.reference})")
-    return ReleaseRequest(tuple(names), project.stack, versions, tuple(missing))
+    return ReleaseRequest(tuple(names), project.stack, tuple(sorted(versions)), tuple(missing))
 
 
 def model_folder(models: Path, recipe: str) -> Path:
@@ -136,24 +137,22 @@ def settled(
         models: As of `require`.
     """
     digests = {name: model_digest(model_folder(models, name)) for name in request.recipes}
-    verdicts = [verdict for verdict in verdicts if not is_transient(verdict)]
     for gate in policy.file.required:
         # Gates without a GPU may run on another machine.
         facts = host if policy.file.gates[gate].gpu else {}
         served = request.recipes if gate in SERVED else ("",)
-        current = []
-        for name in served:
+        current = set[str]()
+        for verdict in itertools.filterfalse(is_transient, verdicts):
+            name = verdict.recipe
             digest = policy.expected_digest(gate, request.stack, name)
-            subject = (gate, name, digests.get(name, ""))
-            reached = any(
-                (verdict.gate, verdict.recipe, verdict.model) == subject
+            if (
+                (verdict.gate, verdict.model) == (gate, digests.get(name, ""))
                 and digest in ("", verdict.policy)
                 and facts.items() <= verdict.host.items()
-                for verdict in verdicts
-            )
-            current.append(reached)
+            ):
+                current.add(name)
         # One recipe is enough for G8.
-        if not (any(current) if gate == "G8" else all(current)):
+        if not (current.intersection(served) if gate == "G8" else current.issuperset(served)):
             return False
     return True
 
@@ -174,10 +173,10 @@ def _recipe(
 ) -> Iterator[Missing]:
     """Yield what *recipe*, or its model in *models*, lacks."""
     wanted = policy.file.gates["G6"].wanted if "G6" in policy.file.required else ()
-    for task in (name.removesuffix("-floor") for name in wanted if name.endswith("-floor")):
-        if task not in recipe.floors:
-            text = f"{recipe.name} has no floor of {task}"
-            yield _missing("G6", "floor-missing", text)
+    for name in wanted:
+        task, _, kind = name.rpartition("-")
+        if kind == "floor" and task not in recipe.floors:
+            yield _missing("G6", "floor-missing", f"{recipe.name} has no floor of {task}")
     if models is None:
         return
     folder = model_folder(models, recipe.name)

@@ -10,7 +10,7 @@ from email.parser import BytesParser
 from pathlib import Path
 
 import msgspec
-from packaging.tags import parse_tag
+from packaging.tags import Tag, parse_tag
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
@@ -78,15 +78,17 @@ def read_all(paths: Sequence[Path]) -> tuple[WheelFacts, ...]:
         wheel-mismatch: Likewise; or WHEEL is of another wheel, or the build record of none; or two
             wheels are of one project and machine.
     """
-    facts = tuple(map(_read, paths))
-    keys = [f"{wheel.project} for {wheel.machine}" for wheel in facts]
-    if twice := sorted({key for key in keys if keys.count(key) > 1}):
-        raise WheelError(
-            "wheel-mismatch",
-            "A release holds one wheel of a project for each machine.",
-            details=twice,
-        )
-    return facts
+    facts = dict[str, WheelFacts]()
+    for wheel in map(_read, paths):
+        key = f"{wheel.project} for {wheel.machine}"
+        if key in facts:
+            raise WheelError(
+                "wheel-mismatch",
+                "A release holds one wheel of a project for each machine.",
+                details=[key],
+            )
+        facts[key] = wheel
+    return tuple(facts.values())
 
 
 def from_record(wheel: ReleaseWheel, source: ForkSource, stack: str, index: Path) -> WheelFacts:
@@ -134,17 +136,18 @@ def _record(name: WheelName, text: bytes | None) -> BuildRecord:
 
 def _read(path: Path) -> WheelFacts:
     name = WheelName.parse(path.name)
-    project = canonicalize_name(name.distribution)
-    locked = locked_wheels.LockedWheel(project, name.version, path.name, url="", sha256="")
+    locked = locked_wheels.LockedWheel(
+        canonicalize_name(name.distribution), name.version, path.name, url="", sha256=""
+    )
     checked = locked_wheels.check_wheel(locked, path, SITE)
-    info = checked.info.rpartition("/")[2]
+    info, texts = checked.info.rpartition("/")[2], dict[str, bytes]()
     with zip_file(path) as wheel:
         listed = zip_members(wheel, path.name)
-        wanted = ["METADATA", "WHEEL"]
-        wanted += [text for text in (BUILD_RECORD, SBOM) if f"{info}/{text}" in listed]
-        texts = {text: member_text(wheel, listed, f"{info}/{text}") for text in wanted}
+        for text in ("METADATA", "WHEEL", BUILD_RECORD, SBOM):
+            if f"{info}/{text}" in listed:
+                texts[text] = member_text(wheel, listed, f"{info}/{text}")
     tags = _headers(texts["WHEEL"], "Tag")
-    if {tag for value in tags for tag in parse_tag(value)} != parse_tag(name.tag):
+    if set[Tag]().union(*map(parse_tag, tags)) != parse_tag(name.tag):
         raise WheelError(
             "wheel-mismatch",
             f"{path.name} is another wheel inside.",
@@ -185,8 +188,7 @@ def _machine(name: str, subject: AuditedWheel) -> Machine:
 
 
 def _source(name: WheelName, members: Collection[str], record: BuildRecord) -> ForkSource:
-    tree, source = record.source, record.source.source
-    version = Version(name.version)
+    tree, source, version = record.source, record.source.source, Version(name.version)
     label = _CUDA.search(version.local or "")
     built = "backend"
     if record.plan:
