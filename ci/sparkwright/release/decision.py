@@ -192,10 +192,12 @@ def decide(
     missing, recipes = _gates(wheel, required, ladder, policy)
     missing += _wheel(wheel, required, serving)
     if rule is None:
-        text = f"there is no rule for {wheel.source.name}"
-        missing.append(Missing("policy", "not-run", "fork-unknown", text))
-    baseline = throughput.baseline if throughput else None
-    official = wheel.record.base if wheel.record else ""
+        missing.append(
+            Missing(
+                "policy", "not-run", "fork-unknown", f"there is no rule for {wheel.source.name}"
+            )
+        )
+    baseline, official = throughput.baseline if throughput else None, wheel.source.base
     if baseline and official not in ("", baseline.sha256) and not policy.file.other_baseline:
         text = f"the baseline is {baseline.sha256[:16]}, the official wheel {official[:16]}"
         missing.append(Missing("G8", "invalid", "baseline-other", line(text)))
@@ -349,8 +351,8 @@ def _lacks(
     """Yield why *verdict* of the gate *name* is not the pass that the policy asks for."""
     if verdict is None:
         served = f" and the recipe {recipe}" if recipe else ""
-        text = f"{name} was not run with these bytes{served}: {GATES[name]}"
-        yield Missing(name, "not-run", "not-climbed", line(text))
+        text = line(f"{name} was not run with these bytes{served}: {GATES[name]}")
+        yield Missing(name, "not-run", "not-climbed", text)
         return
     if verdict.state != "pass":
         yield Missing(name, verdict.state, *_reason(verdict))
@@ -365,14 +367,12 @@ def _lacks(
         text = f"judged by policy {verdict.policy[:16] or 'none'}, not by {expected[:16]}"
         yield Missing(name, "invalid", "policy-other", line(text))
     names = {check.name for check in verdict.checks if check.required}
-    if lacking := sorted(set(rule.wanted) - names):
-        text = f"it did not make {', '.join(lacking)}"
-        yield Missing(name, "invalid", "checks-other", line(text))
+    if lacking := ", ".join(sorted(set(rule.wanted) - names)):
+        yield Missing(name, "invalid", "checks-other", line(f"it did not make {lacking}"))
     gpu, machine = verdict.host.get("gpu", "none"), verdict.host.get("architecture", "")
-    other = f"(SM {policy.file.gpu})" not in gpu
-    if rule.gpu and (other or wheel.machine not in ("any", machine)):
-        wanted = f"SM {policy.file.gpu} ({wheel.machine})"
-        text = f"it ran on {gpu} ({machine or 'unknown'}), not on {wanted}"
+    wanted = f"SM {policy.file.gpu}"
+    if rule.gpu and (f"({wanted})" not in gpu or wheel.machine not in ("any", machine)):
+        text = f"it ran on {gpu} ({machine or 'unknown'}), not on {wanted} ({wheel.machine})"
         yield Missing(name, "invalid", "machine-other", line(text))
 
 
@@ -381,14 +381,14 @@ def _wheel(wheel: WheelFacts, rule: ForkRule, serving: Ladder | None) -> Iterato
     Yield what the wheel itself lacks, and why the verdicts of the wheel that serves do not cover it
     as well.
     """
-    if rule.record and not wheel.source.resolved:
+    if not wheel.source.resolved:
         text = line(f"{wheel.source.origin}: pinned by {wheel.source.pin} only")
         yield Missing("source", "not-run", "source-unresolved", text)
-    if rule.sbom and not wheel.sbom:
+    if not wheel.sbom:
         yield Missing("sbom", "not-run", "sbom-missing", "the wheel holds no SBOM")
     if rule.isolated and not wheel.isolated:
-        text = "the compilation could have used the network"
-        yield Missing("isolation", "not-run", "not-isolated", text)
+        network = "the compilation could have used the network"
+        yield Missing("isolation", "not-run", "not-isolated", network)
     fork, project = rule.served_by, wheel.project
     bound = serving.host.get(f"content {project}") if serving and serving.wheel else None
     if fork and not bound:

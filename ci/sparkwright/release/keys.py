@@ -82,8 +82,7 @@ class Keys:
 
     def for_new_index(self, role: str) -> list[Signer]:
         """Return the signers that a new index takes for *role*, by the names of their files."""
-        name = "online" if role in KEY_ROLES["online"] else role
-        return [*self.by_file.get(name, ())]
+        return [*self.by_file.get("online" if role in KEY_ROLES["online"] else role, ())]
 
 
 def passphrase() -> str:

@@ -9,6 +9,7 @@ needs the package got, unless a newer one cannot have it. Its wheels may differ 
 import sys
 import tempfile
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -62,9 +63,7 @@ def resolve(
         "requirements.in": [*sorted(direct), *rule.requires],
         "overrides.txt": [override.requirement for override in rule.overrides],
     }
-    packages: dict[str, str] = {}
-    settled: dict[str, str] = {}
-    agreed = False
+    packages, settled, agreed = dict[str, str](), dict[str, str](), False
     with (
         console.step(f"lock the set for {machine}"),
         tempfile.TemporaryDirectory(prefix="set-") as name,
@@ -74,20 +73,18 @@ def resolve(
             pins = [f"{project}==={version}" for project, version in sorted(settled.items())]
             for file, lines in {**files, "constraints.txt": pins}.items():
                 Path(name, file).write_text("".join(f"{line}\n" for line in lines), "utf-8")
-            agreed = True
-            needed: dict[LockedWheel, list[str]] = {}
-            packages = {}
+            agreed, packages, needed = True, {}, defaultdict[LockedWheel, list[str]](list)
             for python in pythons:
                 for wheel in _compile(by_project, machine, index_url, Path(name), python):
-                    needed.setdefault(wheel, []).append(python)
+                    needed[wheel].append(python)
                     older = packages.setdefault(wheel.project, wheel.version)
                     if older != wheel.version:
                         # uv prefers a local label to the same version without.
                         same = Version(older).public == Version(wheel.version).public
                         settled[wheel.project] = older if same else wheel.version
                         agreed = False
-    lock, wheels = write(needed, machine, pythons), tuple(sorted(needed))
-    return LockedSet(lock, wheels, dict(sorted(packages.items())), pythons)
+    lock = write(needed, machine, pythons)
+    return LockedSet(lock, tuple(sorted(needed)), dict(sorted(packages.items())), pythons)
 
 
 def _compile(
@@ -150,12 +147,12 @@ def write(
         f"requires-python = {_string(f'>={pythons[0]},<{major}.{minor + 1}')}",
         'created-by = "sparkwright"',
     ]
-    packages: dict[tuple[str, str], dict[LockedWheel, Sequence[str]]] = {}
-    for wheel, own in sorted(needed.items()):
-        packages.setdefault((wheel.project, wheel.version), {})[wheel] = own
+    packages = defaultdict[tuple[str, str], list[LockedWheel]](list)
+    for wheel in sorted(needed):
+        packages[wheel.project, wheel.version].append(wheel)
     for (project, version), wheels in packages.items():
         lines += ["", "[[packages]]", f"name = {_string(project)}", f"version = {_string(version)}"]
-        used = set[str]().union(*wheels.values())
+        used = set[str]().union(*map(needed.__getitem__, wheels))
         if used != set(pythons):
             marker = " or ".join(
                 f"python_version == '{python}'" for python in sorted(used, key=Version)

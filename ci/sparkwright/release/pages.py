@@ -96,8 +96,9 @@ def _link(file: ReleaseFile, depth: int) -> str:
 
 def _write_page(folder: Path, title: str, **content: Mapping[str, object]) -> None:
     """Write a page of the simple API (PEP 503), of *projects* or of *wheels* with their yanks."""
-    page = template("simple.html").render(title=title, link=_link, **content)
-    _write(folder / "index.html", page)
+    _write(
+        folder / "index.html", template("simple.html").render(title=title, link=_link, **content)
+    )
 
 
 def _write(path: Path, page: str) -> None:

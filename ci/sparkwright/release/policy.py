@@ -67,14 +67,11 @@ class ForkRule(_Record, frozen=True):
     Attributes:
         gates: The gates that must pass for these bytes.
         served_by: The fork in whose gates these bytes were installed; empty for none.
-        record: Whether a build record with a resolved source is required. *sbom*: whether an SBOM
-            inside is. *isolated*: whether the compilation must have had no network.
+        isolated: Whether the compilation must have had no network.
     """
 
     gates: tuple[str, ...]
     served_by: str = ""
-    record: bool = False
-    sbom: bool = False
     isolated: bool = False
 
 
@@ -233,38 +230,34 @@ def load(root: Path, arch: str = "") -> ReleasePolicy:
     for gate, rule in file.gates.items():
         checks += [(gate, name) for name in (*rule.checks, *rule.optional, *rule.wanted)]
     gate_policy.require_declared(path, checks)
-    digests = {**_audit_digests(root, file, arch), **_gate_digests(root, file)}
-    return ReleasePolicy(file, digests)
+    return ReleasePolicy(file, {**_audit_digests(root, file, arch), **_gate_digests(root, file)})
 
 
 def _gate_digests(root: Path, file: PolicyFile) -> dict[str, str]:
-    names = set[str]().union(*file.recipes.values())
-    loaded = [recipes.load(root, name) for name in sorted(names)]
-    policies = gate_policy.load(root)
+    names = sorted(set[str]().union(*file.recipes.values()))
+    loaded = [recipes.load(root, name) for name in names]
+    policies, digests = gate_policy.load(root), dict[str, str]()
     if file.profile not in policies.generation.profiles:
         raise FileError(
             "file-invalid",
             f"The release policy names the profile {file.profile!r}, which does not exist.",
         )
-    digests = {gate: policies.digest(gate) for gate in {"G1", "G2"} & file.required}
-    for recipe in loaded:
+    for gate in {"G1", "G2"} & file.required:
+        digests[gate] = policies.digest(gate)
+    suite = workloads.load(root).cells(file.workloads or policies.throughput.workloads)
+    for name, recipe in zip(names, loaded, strict=True):
         for gate in file.required.intersection(SERVED) - {"G8"}:
-            digests[f"{gate} {recipe.name}"] = policies.digest(gate, recipe, file.profile)
-    if "G8" in file.required:
-        suite = file.workloads or policies.throughput.workloads
-        for recipe in loaded:
-            cells = workloads.deciding(
-                workloads.load(root).cells(suite), recipe.decides, recipe.plan.max_num_seqs
-            )
-            digests[f"G8 {recipe.name}"] = policies.throughput_digest(cells, recipe)
+            digests[f"{gate} {name}"] = policies.digest(gate, recipe, file.profile)
+        if "G8" in file.required:
+            cells = workloads.deciding(suite, recipe.decides, recipe.plan.max_num_seqs)
+            digests[f"G8 {name}"] = policies.throughput_digest(cells, recipe)
     return digests
 
 
 def _audit_digests(root: Path, file: PolicyFile, arch: str) -> dict[str, str]:
     digests = {}
-    for stack in stack_names(root):
-        if arch and stack not in file.sets:
-            continue  # it may have no rules for this architecture
+    # Other stacks may have no rules for *arch*.
+    for stack in set(stack_names(root)).intersection(file.sets) if arch else stack_names(root):
         project = Project(root, stack, arch)
         if project.audit_file.is_file():
             audit = audit_policy.load(project.audit_file, project.spec.arch)
