@@ -13,13 +13,12 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 import msgspec
 from securesystemslib.signer import KEY_FOR_TYPE_AND_SCHEME, SigstoreKey
 from tuf.api import exceptions
-from tuf.api.metadata import Metadata, Root
+from tuf.api.metadata import Metadata, Root, Targets
 from tuf.ngclient import Updater, UpdaterConfig
 from tuf.ngclient.fetcher import FetcherInterface
 
@@ -154,13 +153,12 @@ class Index:
     def __init__(self, url: str, root: bytes, fingerprint: str, folder: Path) -> None:
         self.url, self.address = url, http.redact_credentials(url)
         self.fingerprint = fingerprint
-        limits = UpdaterConfig(root_max_length=LARGEST["root"])
         with _translated(str(self), folder):
             self._updater = Updater(
                 str(folder),
                 self.join("metadata/"),
                 fetcher=_Fetcher(),
-                config=limits,
+                config=UpdaterConfig(root_max_length=LARGEST["root"]),
                 bootstrap=root,
             )
             self._updater.refresh()
@@ -169,8 +167,7 @@ class Index:
                 require_distinct_keys(trusted.signed)
             self.states, unreadable = _read_states(folder)
         if unreadable:
-            names = ", ".join(unreadable[:5])
-            console.warn(f"{len(unreadable)} releases need a newer client, such as {names}")
+            console.warn(f"{len(unreadable)} releases need a newer client, such as {unreadable[0]}")
 
     def __str__(self) -> str:
         return self.address.removeprefix("file://")
@@ -229,27 +226,18 @@ class Index:
         return data
 
 
-class _Targets(msgspec.Struct):
-    targets: dict[str, dict[str, Any]]
-
-
-class _TargetsFile(msgspec.Struct):
-    signed: _Targets
-
-
 def _read_states(folder: Path) -> tuple[dict[str, ReleaseState], list[str]]:
     """
     Return the states of the releases by the metadata in *folder*, and the names of those that this
     program cannot read.
     """
     # The library lists targets nowhere; what it wrote, it has verified.
-    document = files.read_json(folder / "targets.json", _TargetsFile)
-    states: dict[str, ReleaseState] = {}
-    unreadable = []
-    for path, target in document.signed.targets.items():
+    metadata: Metadata[Targets] = Metadata.from_bytes(files.read_bytes(folder / "targets.json"))
+    states, unreadable = dict[str, ReleaseState](), list[str]()
+    for path, target in metadata.signed.targets.items():
         if match := _NAME.fullmatch(path):
             try:
-                states[match[1]] = msgspec.convert(target.get("custom"), ReleaseState)
+                states[match[1]] = msgspec.convert(target.custom, ReleaseState)
             except msgspec.ValidationError:
                 unreadable.append(match[1])
     return states, unreadable
@@ -262,10 +250,11 @@ def seen_states(folder: Path, address: str) -> dict[str, ReleaseState]:
     Neither a network nor a lock is waited for.
 
     Raises:
-        file-invalid: They were never seen, or the record of them is damaged.
+        file-invalid, index-invalid: They were never seen, or the record of them is damaged.
     """
     fingerprint = files.read_json(folder / "indexes.json", dict[str, str]).get(address, "")
-    return _read_states(folder / fingerprint[:32])[0]
+    with _translated(address, folder):
+        return _read_states(folder / fingerprint[:32])[0]
 
 
 def require_distinct_keys(root: Root) -> None:

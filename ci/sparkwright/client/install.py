@@ -274,11 +274,10 @@ def _make(
     uv([find_uv_bin(), "venv", "--relocatable", "--quiet", "--python", base, folder])
     empty = environment.describe(folder, contents=False).keys() | {".lock"}
     lock = folder.with_name(".requirements.txt")
-    lines = [
-        f"{wheel.project} @ {wheel.path.as_uri()} --hash=sha256:{wheel.wheel.sha256}\n"
-        for wheel in wheels
-    ]
-    lock.write_text("".join(lines))
+    with lock.open("w") as stream:
+        for wheel in wheels:
+            address, sha256 = wheel.path.as_uri(), wheel.wheel.sha256
+            stream.write(f"{wheel.project} @ {address} --hash=sha256:{sha256}\n")
     options = ["--require-hashes", "--no-build", "--link-mode", "hardlink"]
     uv([find_uv_bin(), "pip", "sync", "--python", folder / "bin/python", *options, lock])
     for file, data in replaced.items():
@@ -307,8 +306,10 @@ def _compare_with_wheels(
         for file, (_, sha256, _) in wheel.files.items():
             expected[file] = sha256
         scripts |= wheel.scripts
-        others |= {f"{wheel.info}/{name}" for name in INSTALLER_FILES}
-    expected |= {file: sha256_bytes(data) for file, data in replaced.items()}
+        for file in INSTALLER_FILES:
+            others.add(f"{wheel.info}/{file}")
+    for file, data in replaced.items():
+        expected[file] = sha256_bytes(data)
     wrong = [
         file
         for file, sha256 in expected.items()
@@ -348,22 +349,26 @@ def add_packs(prefix: Prefix, cache: Path, index: Index, recipe: str) -> list[Wa
                 f"{marker.name} was not installed from {index}.",
                 details=[f"but from {marker.index}"],
             )
-        release = index.release(marker.name)
-        packs = [pack for pack in release.packs if pack.key.recipe == recipe]
-        if not packs:
-            offered = sorted({pack.key.recipe for pack in release.packs})
-            what = f"{marker.name} has no warm pack for {recipe!r:.80}."
-            raise ClientError("pack-unknown", what, details=[f"for {name}" for name in offered])
-        wheels = list[LockedWheel]()
-        for pack in packs:
+        offered = index.release(marker.name).packs
+        packs, wheels = list[WarmPack](), list[LockedWheel]()
+        for pack in offered:
+            if pack.key.recipe != recipe:
+                continue
             if others := sorted(pack.key.wheels.items() - marker.wheels.items()):
                 raise ClientError(
                     "pack-foreign",
                     f"The warm pack {pack.name} was made with other wheels.",
                     details=[project for project, _ in others],
                 )
+            packs.append(pack)
             url = index.join(pack.url or pack.path)
             wheels.append(LockedWheel(recipe, "", pack.name, url, pack.sha256, pack.size))
+        if not packs:
+            raise ClientError(
+                "pack-unknown",
+                f"{marker.name} has no warm pack for {recipe!r:.80}.",
+                details=sorted({f"for {pack.key.recipe}" for pack in offered}),
+            )
         folder = own_folder(prefix.environment_folder(marker.name), process.CACHES, PACKS)
         with locked_folder(cache), translate_disk_full(folder):
             remove_unfinished(folder)
@@ -378,16 +383,20 @@ def add_packs(prefix: Prefix, cache: Path, index: Index, recipe: str) -> list[Wa
 
 def _canary(index: Index, release: Release, marker: Marker) -> bytes:
     """Return what a server of the installed vLLM must answer; empty if no gate recorded it."""
-    proofs = {wheel.sha256: wheel.proof for wheel in release.wheels}
-    proof = proofs.get(marker.wheels.get("vllm", ""))
-    return index.read(proof.canary, LARGEST_RELEASE) if proof and proof.canary else b""
+    for wheel in release.wheels:
+        if wheel.proof.canary and wheel.sha256 == marker.wheels.get("vllm"):
+            return index.read(wheel.proof.canary, LARGEST_RELEASE)
+    return b""
 
 
 def _shell_variables(values: Mapping[str, str]) -> bytes:
     """Return *values* as a file that shells and systemd read."""
-    # These four have a meaning in double quotes.
-    quoted = {name: re.sub(r'(["$`\\])', r"\\\1", value) for name, value in values.items()}
-    return os.fsencode("".join(f'{name}="{value}"\n' for name, value in quoted.items()))
+    text = ""
+    for name, value in values.items():
+        # These four have a meaning in double quotes.
+        quoted = re.sub(r'(["$`\\])', r"\\\1", value)
+        text += f'{name}="{quoted}"\n'
+    return os.fsencode(text)
 
 
 def _result(prefix: Prefix, state: str, before: Marker | None, after: Marker) -> dict[str, Any]:
@@ -422,9 +431,9 @@ def release_wheels(
     selected = locked_wheels.select(locked_wheels.read(text, what), tags, environment, what)
     machines = (environment["platform_machine"], "any")
     own = {wheel.project: wheel for wheel in release.wheels if wheel.machine in machines}
-    wrong, wheels = sorted(own.keys() - {wheel.project for wheel in selected}), []
+    wrong, wheels = list[str](), list[LockedWheel]()
     for wheel in selected:
-        ours, url, size = own.get(wheel.project), wheel.url, wheel.size
+        ours, url, size = own.pop(wheel.project, None), wheel.url, wheel.size
         if lock.packages.get(wheel.project) != wheel.version:
             wrong.append(f"{wheel.project} {wheel.version}")
         if ours:
@@ -434,7 +443,7 @@ def release_wheels(
                     f"{wheel.name} {wheel.sha256[:12]}, not {ours.name} {ours.sha256[:12]}"
                 )
         wheels.append(msgspec.structs.replace(wheel, url=url, size=size))
-    if wrong:
+    if wrong := [*own, *wrong]:
         raise ClientError(
             "set-mixed",
             f"The lock of {release.name} does not belong to the release.",
@@ -471,16 +480,19 @@ def prepare_wheels(
         checked = list(pool.map(check, wheels, paths))
         locked_wheels.check_set(checked, overlays)
         replaced = dict[str, bytes]()
-        for overlay in overlays:
-            for file, upper in locked_wheels.overlaid(checked, overlay).items():
+        for _, upper, files in locked_wheels.overlaid(checked, overlays):
+            for file in files:
                 replaced[file] = locked_wheels.read_member(upper, file)
         replaced |= locked_wheels.edited(checked, edits, SITE)
     # uv links from its cache, which has the files of a wheel that is installed.
-    held = {sha256 for marker in prefix.installed().values() for sha256 in marker.wheels.values()}
-    new = sum(wheel.size for wheel in checked if wheel.wheel.sha256 not in held)
+    held, new, size = set[str](), 0, 0
+    for marker in prefix.installed().values():
+        held.update(marker.wheels.values())
+    for wheel in checked:
+        size += wheel.size
+        new += wheel.size if wheel.wheel.sha256 not in held else 0
     check_room(cache, new)
-    same_disk = cache.stat().st_dev == prefix.root.stat().st_dev
-    check_room(prefix.root, new if same_disk else sum(wheel.size for wheel in checked))
+    check_room(prefix.root, new if cache.stat().st_dev == prefix.root.stat().st_dev else size)
     return checked, replaced
 
 
@@ -574,8 +586,8 @@ def uninstall(prefix: Prefix, name: str) -> str:
         prefix.remove_work_folders()
         name = name or prefix.current
         if name not in prefix.environments():
-            what = f"no release {name!r:.120}" if name else "no current release"
-            raise ClientError("nothing-installed", f"{prefix.root} has {what}.")
+            named = f"release {name!r:.120}" if name else "current release"
+            raise ClientError("nothing-installed", f"{prefix.root} has no {named}.")
         if processes := ", ".join(_processes_in(prefix.environment_folder(name))):
             raise ClientError("release-in-use", f"Processes of {name} run: {processes}.")
         prefix.remove(name)

@@ -20,6 +20,7 @@ import os
 import re
 import threading
 import tomllib
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from email.parser import HeaderParser
@@ -98,18 +99,16 @@ def read(data: bytes, what: str) -> Pylock:
     Raises:
         lock-invalid: It is not one, or holds something else than wheels with hashes and addresses.
     """
+    faults = list[str]()
     try:
         lock = Pylock.from_dict(tomllib.loads(data.decode("utf-8")))
-        faults = [
-            f"{package.name}: not wheels alone, or one without version, name, sha256 or usable"
-            " address"
-            for package in lock.packages
-            if package.version is None
-            or package.sdist
-            or package.is_direct
-            or not package.wheels
-            or not all(map(_is_usable, package.wheels))
-        ]
+        for package in lock.packages:
+            source = package.sdist or package.is_direct or package.version is None
+            if source or not package.wheels or not all(map(_is_usable, package.wheels)):
+                faults.append(
+                    f"{package.name}: not wheels alone, or one without version, name, sha256 or "
+                    "usable address"
+                )
     except (ValueError, PylockValidationError, RecursionError, TypeError, AttributeError) as error:
         raise ClientError(
             "lock-invalid", f"{what} is no pylock.toml.", details=[str(error)[:1000]]
@@ -128,18 +127,14 @@ def _is_usable(wheel: PackageWheel) -> bool:
     address = urlsplit(wheel.url or "")
     inside = not address.netloc and ".." not in re.split(r"[/\\]", address.path)
     return bool(
-        _FILE.fullmatch(_name(wheel))
-        and _SHA256.fullmatch(wheel.hashes.get("sha256", ""))
+        _SHA256.fullmatch(wheel.hashes.get("sha256", ""))
         and wheel.url
         and not wheel.path
+        and _FILE.fullmatch(wheel.filename)
         and (address.scheme in ("https", "http") or (not address.scheme and inside))
         and not (address.username or address.password)
         and (wheel.size or 0) >= 0
     )
-
-
-def _name(wheel: PackageWheel) -> str:
-    return wheel.name or unquote(urlsplit(wheel.url or "").path.rpartition("/")[2])
 
 
 def select(
@@ -169,7 +164,7 @@ def select(
             LockedWheel(
                 canonicalize_name(package.name),
                 str(package.version),
-                _name(wheel),
+                wheel.filename,
                 wheel.url or "",
                 wheel.hashes["sha256"],
                 wheel.size or 0,
@@ -190,28 +185,27 @@ def obtain(cache: Path, wheels: Sequence[LockedWheel]) -> list[Path]:
             one that the index names.
         index-unreachable: A server does not answer, or is too slow. disk-full: There is no room.
     """
+    stopped, arrived, missing, size, present = threading.Event(), Counter[str](), [], 0, 0
     with ThreadPoolExecutor(CONNECTIONS) as pool:
         paths = [_path(cache, wheel) for wheel in wheels]
         valid = pool.map(_is_valid, wheels, paths)
-        pairs = [
-            (wheel, path)
-            for wheel, path, good in zip(wheels, paths, valid, strict=True)
-            if not good
-        ]
-        size, stopped = sum(wheel.size for wheel, _ in pairs), threading.Event()
-        parts = [path.with_name(f"{path.name}.part") for _, path in pairs]
-        check_room(cache, size - sum(part.stat().st_size for part in parts if part.is_file()))
-        arrived = {wheel.sha256: 0 for wheel, _ in pairs}
+        for wheel, path, good in zip(wheels, paths, valid, strict=True):
+            part = _partial(path)
+            if not good:
+                missing.append((wheel, path))
+                size += wheel.size
+                present += part.stat().st_size if part.is_file() else 0
+        check_room(cache, size - present)
         with console.progress("wheels", size, "bytes") as line:
 
             def bring(wheel: LockedWheel, path: Path) -> None:
                 def advance(count: int, _total: int) -> None:
                     arrived[wheel.sha256] = count
-                    line.update(sum(arrived.values()), wheel.name)
+                    line.update(arrived.total(), wheel.name)
 
                 _download(wheel, path, advance, stopped)
 
-            futures = [pool.submit(bring, *pair) for pair in pairs]
+            futures = [pool.submit(bring, *pair) for pair in missing]
             try:
                 for future in as_completed(futures, SECONDS):
                     future.result()
@@ -230,6 +224,11 @@ def _path(cache: Path, wheel: LockedWheel) -> Path:
     if address.scheme == "file":
         return Path(unquote(address.path))
     return own_folder(cache, "wheels", wheel.sha256) / wheel.name
+
+
+def _partial(path: Path) -> Path:
+    """Return where the file arrives that is to lie at *path*."""
+    return path.with_name(f"{path.name}.part")
 
 
 def _is_valid(wheel: LockedWheel, path: Path) -> bool:
@@ -252,7 +251,7 @@ def _download(
     stopped: threading.Event,
 ) -> None:
     """Download *wheel* to *path*."""
-    partial = path.with_name(f"{path.name}.part")
+    partial = _partial(path)
     if partial.is_symlink() or (partial.exists() and partial.stat().st_nlink > 1):
         partial.unlink()
     try:
@@ -334,8 +333,8 @@ def check_wheel(
         for name in ("METADATA", "WHEEL", "RECORD", "entry_points.txt"):
             limit = files.LARGEST if name == "RECORD" else _LARGEST_TEXT
             if name != "entry_points.txt" or f"{info}/{name}" in members:
-                data = zips.member_text(archive, members, f"{info}/{name}", limit)
                 with archive.guard():
+                    data = zips.member_text(archive, members, f"{info}/{name}", limit)
                     texts[name] = data.decode("utf-8")
         _check_metadata(wheel, info, texts["METADATA"], texts["WHEEL"])
         scripts = set(_entry_points(wheel, texts.get("entry_points.txt", "")))
@@ -470,12 +469,13 @@ def check_set(wheels: Sequence[CheckedWheel], overlays: Sequence[Overlay]) -> No
         set-mixed: An overlay replaces another number of files.
     """
     allowed = {frozenset((overlay.upper, overlay.lower)) for overlay in overlays}
-    owners: dict[str, dict[str, str]] = {}
+    owners = defaultdict[str, dict[str, str]](dict)
     for wheel in wheels:
-        contents = {target: sha256 for target, (_, sha256, _) in wheel.files.items()}
+        for target, (_, sha256, _) in wheel.files.items():
+            owners[target][wheel.project] = sha256
         # The bytes of a program are not known, so no other project may have it.
-        for target, content in {**contents, **dict.fromkeys(wheel.scripts, wheel.project)}.items():
-            owners.setdefault(target, {})[wheel.project] = content
+        for target in wheel.scripts:
+            owners[target][wheel.project] = wheel.project
     packages: dict[str, set[str]] = {}
     for target, holders in owners.items():
         for first, other in itertools.combinations(holders, 2):
@@ -494,24 +494,27 @@ def check_set(wheels: Sequence[CheckedWheel], overlays: Sequence[Overlay]) -> No
             for owner, project in itertools.product(inside, holders.keys() - inside):
                 if frozenset((owner, project)) not in allowed:
                     raise _unsafe(project, f"puts a file into a package of {owner}", target)
-    for overlay in overlays:
-        count = len(overlaid(wheels, overlay))
-        present = {overlay.upper, overlay.lower} <= {wheel.project for wheel in wheels}
-        if present and count != overlay.files:
+    for overlay, upper, shared in overlaid(wheels, overlays):
+        if len(shared) != overlay.files:
             raise ClientError(
                 "set-mixed",
-                f"{overlay.upper} replaces {count} files of {overlay.lower};"
+                f"{upper.project} replaces {len(shared)} files of {overlay.lower};"
                 f" the release states {overlay.files}.",
             )
 
 
-def overlaid(wheels: Sequence[CheckedWheel], overlay: Overlay) -> dict[str, CheckedWheel]:
-    """Return the files that both projects of *overlay* have: path → the upper wheel."""
+def overlaid(
+    wheels: Sequence[CheckedWheel], overlays: Sequence[Overlay]
+) -> Iterator[tuple[Overlay, CheckedWheel, set[str]]]:
+    """
+    Yield each of *overlays* of which both projects are there, with the upper wheel and the files
+    that both have.
+    """
     by_project = {wheel.project: wheel for wheel in wheels}
-    upper, lower = by_project.get(overlay.upper), by_project.get(overlay.lower)
-    if upper is None or lower is None:
-        return {}
-    return dict.fromkeys(upper.files.keys() & lower.files.keys(), upper)
+    for overlay in overlays:
+        upper, lower = by_project.get(overlay.upper), by_project.get(overlay.lower)
+        if upper and lower:
+            yield overlay, upper, upper.files.keys() & lower.files.keys()
 
 
 def edited(

@@ -146,7 +146,7 @@ def _yanked(prefix: Prefix, marker: Marker) -> str:
     """
     try:
         states = seen_states(prefix.root / "trust", marker.index)
-    except FileError as error:
+    except (FileError, ClientError) as error:
         console.warn(f"whether {marker.name} was yanked is not known: {error.what}")
         return ""
     return states[marker.name].yanked if marker.name in states else ""

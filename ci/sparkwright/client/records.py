@@ -81,15 +81,18 @@ class PackKey(msgspec.Struct, frozen=True, kw_only=True):
 
     def differences(self, here: Self) -> list[str]:
         """Return how *here* differs from this key, each difference in a few words."""
-        names = ("recipe", "model", "python", "gpu", "driver")
-        pairs = [(name, str(getattr(self, name)), str(getattr(here, name))) for name in names]
-        changed = sorted({*self.wheels.items()} ^ {*here.wheels.items()})
-        settings = sorted({*self.settings} ^ {*here.settings})
-        return [
-            *(f"{name}: {there}, here {own}" for name, there, own in pairs if there != own),
-            *(f"wheel of {project}" for project in dict.fromkeys(name for name, _ in changed)),
-            *(f"{'pack' if each in self.settings else 'here'}: {each}" for each in settings),
-        ]
+        differences = list[str]()
+        for name in ("recipe", "model", "python", "gpu", "driver"):
+            there, own = getattr(self, name), getattr(here, name)
+            if there != own:
+                differences.append(f"{name}: {there}, here {own}")
+        for project in sorted(self.wheels.keys() | here.wheels.keys()):
+            if self.wheels.get(project) != here.wheels.get(project):
+                differences.append(f"wheel of {project}")
+        for setting in sorted({*self.settings} ^ {*here.settings}):
+            whose = "pack" if setting in self.settings else "here"
+            differences.append(f"{whose}: {setting}")
+        return differences
 
 
 class ReleaseFile(msgspec.Struct, frozen=True, kw_only=True):
