@@ -133,7 +133,16 @@ def patched_tree(
         patch-invalid: A patch changes a file that it does not name, a link or a submodule.
     """
     if outcomes and outcomes[-1].status != "applied":
-        raise error_of(fork, patches[: len(outcomes)], outcomes[-1])
+        outcome, patch = outcomes[-1], patches[len(outcomes) - 1]
+        details = [*outcome.says, f"tree before it: {outcome.tree}"]
+        if outcome.status == "already-upstream":
+            details = [patch.subject, f"drop it when: {patch.drop_when}", *details]
+        reference, what = {
+            "already-upstream": ("patch-already-upstream", f"is in {fork} already"),
+            "empty": ("patch-no-effect", f"changes nothing in {fork}"),
+            "conflict": ("patch-conflict", f"does not apply to {fork}"),
+        }[outcome.status]
+        raise PatchError(reference, f"{patch.name} {what}.", details=details)
     modes = objects.paths(outcomes[-1].tree) if outcomes else {}
     steps, wrong, tree = list[AppliedPatch](), list[str](), base
     # git finds diffs behind text where `sections` sees none, so both lists of paths are compared.
@@ -155,19 +164,6 @@ def patched_tree(
     return PatchedTree(tree, tuple(steps))
 
 
-def error_of(fork: str, patches: Sequence[Patch], outcome: Outcome) -> PatchError:
-    """Return the error for *outcome*: the last of *patches* was not applied."""
-    patch, details = patches[-1], [*outcome.says, f"tree before it: {outcome.tree}"]
-    if outcome.status == "already-upstream":
-        details = [patch.subject, f"drop it when: {patch.drop_when}", *details]
-    reference, what = {
-        "already-upstream": ("patch-already-upstream", f"is in {fork} already"),
-        "empty": ("patch-no-effect", f"changes nothing in {fork}"),
-        "conflict": ("patch-conflict", f"does not apply to {fork}"),
-    }[outcome.status]
-    return PatchError(reference, f"{patch.name} {what}.", details=details)
-
-
 def evaluate(
     objects: Objects, base: str, patches: Sequence[Patch], *, strict: bool = False
 ) -> list[Outcome]:
@@ -178,15 +174,16 @@ def evaluate(
         strict: Apply as a build does: patches of ours only at the lines that they name, and none
             after the first that does not apply. Otherwise all may move; that is for upkeep.
     """
-    outcomes, tree = list[Outcome](), base
+    outcomes, trees = list[Outcome](), [base]
     with _index_of(objects, base) as git:
         for patch in patches:
-            outcomes.append(_attempt(git, tree, patch, movable=not strict or bool(patch.pick)))
-            tree = outcomes[-1].tree
+            movable = not strict or bool(patch.pick)
+            outcomes.append(_attempt(git, trees[-1], patch, movable=movable))
+            trees.append(outcomes[-1].tree)
             if strict and outcomes[-1].status != "applied":
                 break
         # Trees in between are packed, too, as the last patch may bring back the base.
-        if trees := [outcome.tree for outcome in outcomes if outcome.tree != base]:
+        if set(trees) != {base}:
             wanted = "\n".join([*trees, "--not", base, ""]).encode()
             words = ["pack-objects", "--revs", "--stdout", "--quiet"]
             objects.run(["index-pack", "--stdin"], stdin=git(words, stdin=wanted)[1])
@@ -276,12 +273,14 @@ def _ambiguous_hunks(git: Git, patch: Patch) -> Iterator[str]:
     """Yield the hunks of files with a moved hunk that fit at several places or name no line."""
     for part in sections(patch.data):
         hunks = part.hunks if part.old else ()
-        text = _text(git, part.old) if hunks else b""
-        fitting = [(hunk, hunk.fitting_lines(text)) for hunk in hunks]
-        if not all(hunk.start in lines for hunk, lines in fitting):
-            for hunk, lines in fitting:
-                if len(lines) > 1 or not hunk.before:
-                    yield f"{part.path}: {hunk.label}"
+        text, moved, unclear = _text(git, part.old) if hunks else b"", False, list[str]()
+        for hunk in hunks:
+            lines = hunk.fitting_lines(text)
+            moved = moved or hunk.start not in lines
+            if len(lines) > 1 or not hunk.before:
+                unclear.append(f"{part.path}: {hunk.label}")
+        if moved:
+            yield from unclear
 
 
 def _joined_lines(git: Git, patch: Patch, *, done: bool = False) -> Iterator[str]:

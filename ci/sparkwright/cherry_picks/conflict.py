@@ -76,14 +76,13 @@ def explain(
         else:
             rows.append(f"{path}: fits")
     tried = apply.try_patches(objects, base.tree, [patch])[patch.name]
-    tests = evidence(upstream, base, patch, tried)
-    for test in tests:
-        rows.append(f"already upstream by {test.test}: {_HOLDS[test.holds]}, {test.says}")
     reference, what = "patch-conflict", f"does not apply to {fork}"
-    if any(test.holds for test in tests):
-        reference, what = "patch-already-upstream", f"is in {fork} already, and changed since"
-        if patch.pick:
-            commands = [f"sparkwright patch pick {patch.pick} {options} --drop", *commands[1:]]
+    for test in evidence(upstream, base, patch, tried):
+        rows.append(f"already upstream by {test.test}: {_HOLDS[test.holds]}, {test.says}")
+        if test.holds:
+            reference, what = "patch-already-upstream", f"is in {fork} already, and changed since"
+            if patch.pick:
+                commands = [f"sparkwright patch pick {patch.pick} {options} --drop", *commands[1:]]
     rows += map("to go on: {}".format, commands)
     what = f"{patch.name} {what}{': ' if wrong else ''}{', '.join(wrong)}."
     return PatchError(reference, what, details=rows, todo=todo)

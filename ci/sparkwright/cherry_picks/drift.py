@@ -121,11 +121,12 @@ def plan_bump(upstream: Upstream, version: str, drop: Collection[str] = ()) -> B
         )
     # Refused before anything is fetched.
     stack_text, after = _rewrite_stack(project, fork, old, version)
-    patches = series.load_series(context, fork)
-    names = [patch.name for patch in patches]
-    if unknown := sorted(set(drop).difference(names)):
-        what = f"The series has no patch {unknown[0]!r}."
-        raise SourceError("not-provided", what, details=names)
+    patches = {patch.name: patch for patch in series.load_series(context, fork)}
+    for name in drop:
+        if name not in patches:
+            raise SourceError(
+                "not-provided", f"The series has no patch {name!r}.", details=list(patches)
+            )
     resolved = resolve.resolve_fork(context, fork, after, locked)
     git = resolved.git
     if git and git.commit == UNRESOLVED and not resolved.sdist:
@@ -133,11 +134,13 @@ def plan_bump(upstream: Upstream, version: str, drop: Collection[str] = ()) -> B
     if locked.fetched:
         console.note("the sources that CMake downloads are those of before until the next lock")
     base = base_of(fetch.fetch(context, fork, resolved), version)
-    tried = trials(upstream, [patch for patch in patches if patch.name not in drop], base)
     gone = dict.fromkeys(drop, "dropped with --drop")
-    gone |= {
-        trial.patch: trial.proof for trial in tried if trial.state in ("already-upstream", "empty")
-    }
+    for name in gone:
+        del patches[name]
+    tried = trials(upstream, list(patches.values()), base)
+    for trial in tried:
+        if trial.state in ("already-upstream", "empty"):
+            gone[trial.patch] = trial.proof
     lock = msgspec.structs.replace(context.lock, forks={**context.lock.forks, fork: resolved})
     files = {
         f"forks/{project.stack}/stack.yaml": stack_text,
@@ -158,10 +161,10 @@ def _tag(base: WheelSpec, version: str) -> str:
     version in it changes.
     """
     glibc = re.sub(r"_2_\d+_", r"_2_\\d+_", re.escape(base.tag))
-    stem = re.escape(f"{base.name.replace('-', '_')}-{version}")
-    name = re.compile(rf"{stem}-({glibc})\.whl")
-    matches = (name.fullmatch(file.name) for file in package_index.files(base.name))
-    tags = [match[1] for match in matches if match]
+    stem, tags = re.escape(f"{base.name.replace('-', '_')}-{version}"), list[str]()
+    for file in package_index.files(base.name):
+        if match := re.fullmatch(rf"{stem}-({glibc})\.whl", file.name):
+            tags.append(match[1])
     return base.tag if base.tag in tags or len(tags) != 1 else tags[0]
 
 

@@ -411,6 +411,11 @@ def takes_back(diff: bytes, change: bytes) -> bool:
     return undone > 0 and undone >= REVERTED * (added.total() + removed.total())
 
 
+def paths(diff: bytes) -> tuple[str, ...]:
+    """Return the path of each file that *diff* changes."""
+    return tuple(part.path for part in sections(diff))
+
+
 def lines_of(text: bytes) -> list[bytes]:
     """Return the lines of *text* with their ends; only a line feed ends a line, as in git."""
     return re.findall(rb"[^\n]*\n|[^\n]+", text)

@@ -108,7 +108,7 @@ def record(
         date=commit.date,
         sha256=sha256_bytes(data),
         patch_id=patch.patch_id(context.objects, data),
-        files=tuple(part.path for part in patch.sections(data)),
+        files=patch.paths(data),
         stacks=stacks,
         reason=reason,
         drop_when=drop_when,

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.cherry_picks import apply, ledger, series
-from sparkwright.cherry_picks.patch import CONTEXT, PatchError, parse, render
+from sparkwright.cherry_picks.patch import CONTEXT, Patch, PatchError, parse, render
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core import git
 from sparkwright.core.console import console
@@ -116,11 +116,15 @@ def start(
     context, fork = upstream.context, upstream.fork
     refuse_worktree(context, fork)
     folder = folder_of(context, fork)
-    patches = [patch for patch in series.load_series(context, fork) if patch.name not in gone]
-    picks = [patch for patch in patches if patch.pick]
+    picks, ours, states, stuck = list[Patch](), list[str](), dict[str, str](), dict[str, str]()
+    for patch in series.load_series(context, fork):
+        if patch.name not in gone and patch.pick:
+            picks.append(patch)
+        elif patch.name not in gone:
+            ours.append(patch.name)
     tried = list(zip(picks, apply.evaluate(context.objects, base.tree, picks), strict=True))
-    stuck = dict[str, str]()
     for pick, reply in tried:
+        states[pick.name] = reply.status
         if reply.status == "conflict":
             stuck[pick.name] = "; ".join(reply.says)
     if stuck:
@@ -150,10 +154,9 @@ def start(
                 WorktreeState(dict(gone), dict(files), _inputs(context, fork, files))
             )
         )
-        stopped = _am(upstream, scratch, [patch.name for patch in patches if not patch.pick])
+        stopped = _am(upstream, scratch, ours)
         # The store may be removed; beyond this copy of it, it serves merges only.
         work.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"])
-    states = {pick.name: str(reply.status) for pick, reply in tried}
     states |= dict.fromkeys(exported(git.Objects(folder / ".git"), PICKS, "HEAD"), "applied")
     return states, stopped
 
@@ -276,8 +279,9 @@ def export(context: RunContext, fork: str, drop: Collection[str] = ()) -> list[s
     work.borrow(context.objects.path.parent)
     changed = git.run(["status", "--porcelain", "--untracked-files=all"], cwd=folder)[1]
     details = list(map("not committed: {}".format, changed.decode("utf-8", "replace").splitlines()))
-    unfinished = {"rebase-apply": "git am --continue", "rebase-merge": "git rebase --continue"}
-    details += [command for name, command in unfinished.items() if (work.path / name).exists()]
+    for name, command in (("apply", "git am --continue"), ("merge", "git rebase --continue")):
+        if (work.path / f"rebase-{name}").exists():
+            details.append(command)
     if details:
         raise PatchError(
             "rebase-unfinished",
@@ -332,16 +336,17 @@ def _write(
     wanted = {folder / name: data for name, data in files.items()}
     wanted |= {root / name: text.encode() for name, text in others.items()}
     wanted[listing] = "\n".join([*files, ""]).encode()
-    before = {path: path.read_bytes() for path in wanted if path.exists()}
-    changed = [path for path in wanted if before.get(path, b"") != wanted[path]]
+    changed, lines = list[Path](), list[str]()
+    for path, data in wanted.items():
+        if data != (path.read_bytes() if path.exists() else b""):
+            changed.append(path)
+            lines.append(f"written: {path.relative_to(root)}")
     removed = sorted(set(folder.glob("*.patch")) - wanted.keys())
     if changed or removed:
         ledger.write_reviewed(listing, f"{KILLED_EXPORT}\n".encode())
         for path in removed:
             path.unlink()
+            lines.append(f"removed: {path.relative_to(root)}")
         for path in dict.fromkeys([*changed, listing]):
             ledger.write_reviewed(path, wanted[path])
-    return [
-        *(f"written: {path.relative_to(root)}" for path in changed),
-        *(f"removed: {path.relative_to(root)}" for path in removed),
-    ]
+    return lines

@@ -88,7 +88,7 @@ def diff_of(context: RunContext, ledger: Ledger, record: PickRecord) -> bytes:
     pins = {
         "sha256": (record.sha256, sha256_bytes(data)),
         "patch-id": (record.patch_id, patch.patch_id(context.objects, data)),
-        "files": (sorted(record.files), sorted(part.path for part in patch.sections(data))),
+        "files": (sorted(record.files), sorted(patch.paths(data))),
     }
     details = list[str]()
     for name, (pin, actual) in pins.items():
@@ -135,7 +135,7 @@ def as_patch(record: PickRecord, data: bytes) -> Patch:
         subject=record.title,
         reason=record.reason,
         drop_when=record.drop_when,
-        files=tuple(part.path for part in patch.sections(data)),
+        files=patch.paths(data),
         data=data,
         pick=record.number,
         author=record.author,
