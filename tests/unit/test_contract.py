@@ -487,6 +487,7 @@ def test_a_log_that_cannot_be_read_says_nothing_of_the_wheel(tmp_path: Path) -> 
         assert (states(checks, "fail"), checks["kernels-moe"].state) == (set(), "pass")
 
 
-def test_server_that_was_ended_fails_with_its_reason(tmp_path: Path) -> None:
-    check = judged(tmp_path, failure="the estimate is -35 GiB", reason="graph-memory-negative")["observed"]
-    assert (check.state, check.reason) == ("fail", "graph-memory-negative")
+@pytest.mark.parametrize(("reason", "state"), [("graph-memory-negative", "fail"), ("server-died", "fail"), ("memory-low", "invalid")])
+def test_server_that_was_ended_fails_with_its_reason_unless_the_machine_is_it(reason: str, state: str, tmp_path: Path) -> None:
+    check = judged(tmp_path, failure="the estimate is -35 GiB", reason=reason)["observed"]
+    assert (check.state, check.reason) == (state, reason)

@@ -245,18 +245,15 @@ def test_answers_of_a_stock_wheel_that_was_asked_otherwise_excuse_nothing(fleet:
     assert (found.state, found.reason, found.required) == ("invalid", "reference-other-policy", True)
 
 
-def test_stock_wheel_that_ends_while_it_is_asked_is_recorded_as_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else its silence would excuse every wrong answer of ours."""
-    def gone(*_: object) -> str:
-        monkeypatch.setattr(Client, "metrics", lost)
-        return "the server is gone"
-
-    def lost(_: Client) -> dict[str, float]:
+def test_server_that_ends_while_it_is_asked_shows_nothing(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the silence of the stock wheel would excuse every wrong answer of ours, and ours would be a failure of the wheel."""
+    def gone(*_: object, **__: object) -> None:
         raise ServerInvalid("server-unreachable", "it is gone")
 
-    monkeypatch.setattr(generation, "_chat_fault", gone)
+    monkeypatch.setattr(Client, "chat", gone)
     with pytest.raises(ServerInvalid, match="gone"):
         generation.record(SHORT, fleet.server.client, "default", recipe(), ServerIdentity(wheel="b" * 64))
+    assert {check.state for check in generation.run(SHORT, fleet.server.client, recipe=recipe())} == {"pass", "invalid", "not-run"}
 
 
 def test_abilities_that_no_recipe_declares_are_not_asked(fleet: Fleet) -> None:

@@ -23,9 +23,11 @@ import write_pages as pages
 from sparkwright.audit.report import AuditedWheel
 from sparkwright.bench.recipes import recipe as recipes
 from sparkwright.bench.records import METRICS
+from sparkwright.bench.server import wheel_identity
 from sparkwright.cli import climb as gate_work, main
 from sparkwright.cli.options import checkout
 from sparkwright.core import errors, strict_yaml
+from sparkwright.core.files import sha256_file
 from sparkwright.core.states import State
 from sparkwright.core.store import Store
 from sparkwright.forks.stack import Project
@@ -500,13 +502,17 @@ def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(
 ) -> None:
     """G8's result is on the disk before its checks are judged, and its verdict names the policy that a release asks for."""
     monkeypatch.setattr("sparkwright.bench.vllm_bench.obtain", lambda *_, **__: None)
-    monkeypatch.setattr(Experiment, "result", lambda *_: verdicts.result(wheel))
+    monkeypatch.setattr(wheel_identity, "mismatches", lambda *_: {})
+    measured = [verdicts.result(wheel), replace(verdicts.result(wheel), state="not-run", legs=())]
+    monkeypatch.setattr(Experiment, "result", lambda *_: measured.pop(0))
     with built(replace(served, recipe="toy-cpu", wheel=wheel, baseline=wheel, baseline_python=served.python, workload=("quick",))) as builder:
-        assert builder.gate("G8").run()
+        evidence = builder.gate("G8").run().evidence
+        assert not builder.gate("G8").run().evidence
     file = replace(release_policy.load(ROOT).file, recipes={"toy": ("toy-cpu",)})
     with built(replace(served, wheel=wheel, baseline=wheel, baseline_python=served.python, recipe="toy-cpu")) as builder:
         assert builder.gate("G8").policy == release_policy._gate_digests(ROOT, file)["G8 toy-cpu"]
-    assert (tmp_path / "out" / f"tiny-1.0-py3-none-any.{verdicts.RECIPE}.throughput.json").exists()
+    # A run that had no time for a block leaves the file of the earlier verdict.
+    assert sha256_file(tmp_path / "out" / f"tiny-1.0-py3-none-any.{verdicts.RECIPE}.throughput.json") == evidence
 
 
 @pytest.mark.parametrize(

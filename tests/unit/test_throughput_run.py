@@ -37,8 +37,8 @@ from sparkwright.cli import main, options
 from sparkwright.core import strict_yaml
 from sparkwright.forks.context import RunContext
 from sparkwright.gates import throughput, throughput_run
-from sparkwright.gates.core import policy, server_under_test
-from sparkwright.gates.core.verdict import Check, failed, invalid
+from sparkwright.gates.core import ladder, policy, server_under_test
+from sparkwright.gates.core.verdict import Check, failed, invalid, worst_check
 
 GATES = Path(__file__).parents[2] / "ci" / "gates"
 POLICY = strict_yaml.load(GATES / "throughput.yaml", throughput_run.ThroughputPolicy)
@@ -333,10 +333,12 @@ def test_turns_wait_at_random_by_the_seed_and_order_their_cells_anew(resident: b
 
 @pytest.mark.parametrize(("deadline", "begun"), [(-1.0, False), (2000.0, True)])
 def test_no_block_begins_that_would_end_after_the_time_of_the_gate(deadline: float, begun: bool, tmp_path: Path) -> None:
-    """Not even the A/A block does; what was not reached is undecided."""
+    """Not even the A/A block does; the gate is not-run, for want of time."""
     servers = SimulatedServers()
     outcome = ran(tmp_path / "j", servers, deadline=deadline)
-    assert (state(outcome), outcome.stopped, bool(outcome.blocks)) == (None, None, begun)
+    assert (state(outcome), bool(outcome.blocks)) == (None, begun)
+    assert outcome.stopped
+    assert (outcome.stopped[0], outcome.stopped[1].reference) == ("not-run", ladder.BUDGET_SPENT)
     assert len(outcome.blocks) < POLICY.min_blocks
     # Its waits are random.
     assert servers.now <= 1.05 * max(0, deadline)
@@ -550,7 +552,7 @@ def test_a_recipe_counts_only_as_it_is_served_and_profiled(place: Path) -> None:
 
 
 def test_only_the_same_experiment_is_continued(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a kill the measurements of the same wheels, flags, workloads and policies count, and no others; a result can be read again."""
+    """After a kill, or a lack of time, the measurements of the same wheels, flags, workloads and policies count, and no others; a result can be read again."""
     monkeypatch.setattr(throughput.Experiment, "_contract", lambda *_: ())
     asked = question(place)
     with patch.object(throughput_run.MeasurementJournal, "end", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
@@ -562,6 +564,11 @@ def test_only_the_same_experiment_is_continued(place: Path, monkeypatch: pytest.
     assert again.began < now < other.began
     assert len(again.legs) == 2 * 4
     assert results.read(throughput.write_result(context(place).store, place, again)) == again
+    late = answered(place, asked, 0.0)
+    worst = worst_check(throughput.checks(late))
+    assert worst
+    assert (worst.state, worst.reason) == ("not-run", ladder.BUDGET_SPENT)
+    assert late.began == answered(place, asked, 0.0).began > now
     refserved.edit(place / "ci" / "gates" / "throughput.yaml", warmups=3)
     assert answered(place, asked, 0.0).began > now
 

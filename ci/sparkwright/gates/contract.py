@@ -387,6 +387,9 @@ CHECKS = (
 #: Kernels that Inductor writes: their kind, and the operations that are in one.
 COMPILED = re.compile(r"triton_(?:poi|red|per|tem)_fused")
 
+#: Why a server was ended that is no fault of the wheel.
+OF_MACHINE = ("memory-low", "kernel-no-memory", "log-unreadable")
+
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
     **ENDED,
@@ -559,13 +562,9 @@ def run(
         declared: The changes that patches of the stack declare.
     """
     if server.failure:
-        return (
-            failed(
-                "observed",
-                f"the server was ended before traffic: {server.failure}",
-                server.reason or "server-died",
-            ),
-        )
+        message = f"the server was ended before traffic: {server.failure}"
+        judge = invalid if server.reason in OF_MACHINE else failed
+        return (judge("observed", message, server.reason or "server-died"),)
     try:
         facts = observe(policy, server, trace, identity, recipe.name)
     except ServerInvalid as error:

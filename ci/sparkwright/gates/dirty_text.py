@@ -149,9 +149,8 @@ class DirtyText:
             self.refused = error.message
         if recipe and "tools" in recipe.abilities and not self.refused:
             self._items += [(text, True) for text in self.rules.calls]
-        self.shape = sha256_bytes(
-            canonical([self._items, bool(self.refused), self.rules.tokens, self.rules.temperature])
-        )
+        asked = [self._items, self.refused and wrap, self.rules.tokens, self.rules.temperature]
+        self.shape = sha256_bytes(canonical(asked))
         self.cells: list[Cell] = [(False, False), (True, False)]
         tokens = self.rules.blocks * cache_block(client.metrics())
         if 0 < tokens <= 0.75 * client.max_model_len():

@@ -224,8 +224,8 @@ def _judged(
     else:
         rates = dirty_text.DirtyText(policy, client, kind.wrap, server.recipe)
         yield from rates.judge(client, stock, server.deadline)
-    yield text_checks.corrupted(client.metrics())
     yield _deep_decode(policy, server)
+    yield text_checks.corrupted(client.metrics())
     if not skipped:
         yield _drafts(server, rates)
 
@@ -254,8 +254,6 @@ def record(
     wrong = dict[str, tuple[str, ...]]()
     for check in answered:
         wrong[check.name] = tuple(sample.case for sample in check.samples)
-    # Chats of a server that ended meanwhile are no wrong answers.
-    client.metrics()
     return dirty_text.StockText(served, shape(policy, profile), wrong=wrong)
 
 
@@ -351,6 +349,8 @@ def _chat_fault(client: Client, chat: text_checks.Chat) -> str:
             response_format=structured if chat.ability == "structured" else None,
         )
     except ServerInvalid as error:
+        if error.reason != "server-refused":
+            raise
         return one_line(str(error), 200)
     return text_checks.chat_fault(chat, answer)
 

@@ -55,6 +55,7 @@ from sparkwright.gates.core.server_under_test import (
     Pace,
     ServerIdentity,
     cache_block,
+    machine_facts,
     prompt_length,
     read_recorded,
 )
@@ -486,7 +487,7 @@ def _judged(
         precise = _precise(policy, against.parent / "precise" / against.name, reference, served)
     measured = sound(policy, score(policy, texts, candidate))
     floors = {name: np.array(values) for name, values in reference.floors.items()}
-    if reference.served.host != served.host:
+    if machine_facts(reference.served.host) != machine_facts(served.host):
         # The floor of another machine says nothing about this one.
         floors = dict.fromkeys(floors, np.zeros(1))
     yield from _compared(policy, expected, measured, floors, precise)

@@ -49,7 +49,6 @@ from sparkwright.gates.core.verdict import (
     Sample,
     decided,
     declare,
-    failed,
     invalid,
     not_run,
     passed,
@@ -199,9 +198,9 @@ class Experiment:
             else:
                 runner.run()
             result = self._result(journal, runner, host, generator.name)
-            # A run that the machine spoiled continues where it was, once the machine is better.
-            spoiled = (*monitor.REASONS, monitor.UNSTEADY)
-            if not (result.stopped and result.stopped.reference in spoiled):
+            # A run that the machine spoiled, or that had too little time, continues where it was.
+            passing = (*monitor.REASONS, monitor.UNSTEADY, ladder.BUDGET_SPENT)
+            if not (result.stopped and result.stopped.reference in passing):
                 journal.end()
         return result
 
@@ -385,8 +384,9 @@ def checks(result: Result) -> tuple[Check, ...]:
     counted, rows = [leg for leg in result.legs if leg.counts], list[Check]()
     # Why the run was given up, if it was.
     if result.stopped:
-        judge = failed if result.state == "fail" else invalid
-        rows.append(judge("measured", result.stopped.message, result.stopped.reference))
+        state: State = result.state if result.state in ("fail", "not-run") else "invalid"
+        stopped: dict[State, str] = {state: result.stopped.reference}
+        rows.append(decided("measured", result.stopped.message, state, stopped))
     for cell in result.cells:
         for series in cell.series:
             if series.primary:
@@ -415,8 +415,11 @@ def _row(cell: CellResult, series: Series, result: Result) -> Check:
         Sample(f"block {block}", "", f"{100 * math.expm1(value):+.2f} %")
         for block, value in enumerate(series.differences)
     ]
-    state: State = series.state if series.state in ("pass", "fail") else "inconclusive"
-    reasons: dict[State, str] = {"fail": "slower", "inconclusive": "undecided"}
+    open_state: State = "not-run" if result.state == "not-run" else "inconclusive"
+    state = series.state if series.state in ("pass", "fail") else open_state
+    reasons: dict[State, str] = {
+        "fail": "slower", "inconclusive": "undecided", "not-run": ladder.BUDGET_SPENT,
+    }  # fmt: skip
     return decided(name, message, state, reasons, figures, samples)
 
 
@@ -492,11 +495,12 @@ def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
         own = f"; ours alone {sorted(ours - theirs)}, the stock wheel alone {sorted(theirs - ours)}"
         message = f"both sides had the flags and variables of {result.recipe}"
         yield passed("flags", message + own * (ours != theirs))
-    if result.stopped or not counted:
+    launches = {leg.launch for leg in counted if leg.side == "candidate"}
+    if result.stopped or not launches:
         yield not_run("contract", "not every launch was profiled", "profile-missing")
         return
     yield passed(
         "contract",
         f"the candidate's kernels keep the contract of {result.recipe} in each launch",
-        figures=[Figure("launches", len({leg.launch for leg in counted}))],
+        figures=[Figure("launches", len(launches))],
     )

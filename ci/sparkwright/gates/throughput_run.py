@@ -56,6 +56,7 @@ from sparkwright.bench.vllm_bench import LoadError, LoadGenerator, LoadResult, L
 from sparkwright.core.console import console
 from sparkwright.core.states import State
 from sparkwright.core.store import append_line, read_lines
+from sparkwright.gates.core.ladder import BUDGET_SPENT
 from sparkwright.gates.core.server_under_test import CACHE_HITS, CACHE_QUERIES, DRAFTS
 from sparkwright.gates.core.verdict import Check, worst_check
 
@@ -617,8 +618,8 @@ class Runner:
                 began = monotonic()
                 # What the journal has of a block takes no time.
                 if block not in self.blocks and began + block_seconds > spec.deadline:
-                    console.note("no block begins: it would end after the gate's time")
-                    break
+                    text = f"block {block + 1} would end after the gate's time"
+                    raise _Stop(Reason(BUDGET_SPENT, text), "not-run")
                 self._block(block, cells)
                 block_seconds = max(monotonic() - began, self._journal.seconds(block))
                 if block == CONTROL_BLOCK:

@@ -249,21 +249,26 @@ def _sound_verdicts(
     policy: ReleasePolicy,
 ) -> tuple[Verdict, ...]:
     """
-    Return *verdicts*, less the pass of G8 of another recipe than *throughput*: a release has the
-    measurements of one recipe.
+    Return *verdicts*, less the pass of G8 of another recipe than *throughput*, as a release has the
+    measurements of one recipe, and less passes that lack something, of recipes that the policy does
+    not name.
 
     Raises:
         verdict-hollow: A pass does not rest on the checks that the policy names, or on a
             measurement; or a gate has two verdicts.
     """
     labels, sound, faults, unmeasured = set[str](), list[Verdict](), list[str](), False
+    recipes = set[str]().union(*policy.file.recipes.values())
     for verdict in verdicts:
         if verdict.label in labels:
             faults.append(f"{verdict.label}: it has two verdicts")
         labels.add(verdict.label)
         if verdict.state == "pass":
             rule = policy.file.gates.get(verdict.gate)
-            faults += _faults(verdict, rule) if rule else [f"{verdict.gate}: there is no such gate"]
+            hollow = list(_faults(verdict, rule)) if rule else [f"{verdict.gate}: no such gate"]
+            if hollow and verdict.recipe and verdict.recipe not in recipes:
+                continue
+            faults += hollow
         if (verdict.gate, verdict.state) == ("G8", "pass"):
             if throughput and verdict.recipe != throughput.recipe:
                 continue

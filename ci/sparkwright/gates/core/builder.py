@@ -55,6 +55,7 @@ from sparkwright.gates.core.verdict import (
     failed,
     invalid,
     passed,
+    worst_check,
 )
 
 #: Files in the folder of a reference, beside the sampled text and the answers to the task.
@@ -73,14 +74,14 @@ class GateNeeds(msgspec.Struct, frozen=True):
     Attributes:
         options: Of the command line, by the attributes of `GateOptions`.
         recorded: The file that the stock wheel gives it; empty if there is none.
-        required: Whether it cannot do without that file.
+        required: The file of the reference that it cannot do without; empty if there is none.
         rehearsed_s: Seconds of what no pace tells, from docs/rehearsal: an H100 with models of a
             few megabytes.
     """
 
     options: tuple[str, ...] = ()
     recorded: str = ""
-    required: bool = False
+    required: str = ""
     rehearsed_s: float = 0.0
 
 
@@ -91,15 +92,15 @@ GATE_NEEDS: Mapping[str, GateNeeds] = {
     "G2": GateNeeds(("wheel",), rehearsed_s=99),
     "G3": GateNeeds(("recipe", "serve"), OBSERVED),
     "G4": GateNeeds(("recipe", "serve"), dirty_text.TEXT),
-    "G5": GateNeeds(("recipe", "serve", "against"), LOGPROBS, required=True),
-    "G6": GateNeeds(("recipe", "serve", "against"), f"{TASK}.json", required=True),
+    "G5": GateNeeds(("recipe", "serve", "against"), LOGPROBS, LOGPROBS),
+    "G6": GateNeeds(("recipe", "serve", "against"), f"{TASK}.json", f"{TASK}.json"),
     "G7": GateNeeds(("recipe", "serve"), LOGPROBS, rehearsed_s=136),
-    "G8": GateNeeds(("wheel", "recipe", "serve", "baseline"), PACE, required=True),
+    "G8": GateNeeds(("wheel", "recipe", "serve", "baseline"), PACE, PACE),
 }
 
 
 def questions_s(
-    gate: str, policies: policy.GatePolicies, pace: Pace, profile: str, seats: int
+    gate: str, policies: policy.GatePolicies, pace: Pace, options: GateOptions, seats: int
 ) -> float:
     """
     Return the seconds of the questions of *gate* to a server of that *pace*.
@@ -107,18 +108,18 @@ def questions_s(
     G8 has none: its length follows from its workloads (`night.gate_seconds`).
 
     Args:
-        profile: As of `GateOptions`.
+        options: With the profile and the task.
         seats: Requests that the server takes at a time.
     """
     match gate:
         case "G3":
             return contract.estimate(policies.contract, pace)
         case "G4":
-            return generation.estimate(policies.generation, pace, profile)
+            return generation.estimate(policies.generation, pace, options.profile)
         case "G5" | "G7":  # G7 asks for the distributions once more behind its load
             return logprobs.estimate(policies.logprobs, pace)
         case "G6":
-            return accuracy.estimate(policies.accuracy, pace, seats)
+            return accuracy.estimate(policies.accuracy, pace, seats, options.task)
     return 0.0
 
 
@@ -227,8 +228,8 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         if name == "G6" and self._recipe and options.task not in self._recipe.floors:
             message = f"{options.recipe} has no floor of {options.task}"
             return ladder.stopped(message, "floor-missing")
-        file = needs.recorded.replace(TASK, options.task)
-        if needs.required and options.against and not self._reference(file):
+        file = needs.required.replace(TASK, options.task)
+        if file and options.against and not self._reference(file):
             return ladder.stopped(f"the reference has no {file}", "step-failed")
         return None
 
@@ -393,7 +394,9 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
         if mismatches := wheel_identity.mismatches(python, wheel, plan.environment()):
             samples = [Sample(file, "the wheel's bytes", how) for file, how in mismatches.items()]
             message = f"{len(mismatches)} files of the environment are not the wheel's, or not used"
-            return failed(name, message, "wheel-not-served", samples=samples)
+            # A changed environment of the stock wheel is no fault of ours.
+            judge = failed if wheel == self._options.wheel else invalid
+            return judge(name, message, "wheel-not-served", samples=samples)
         return passed(name, f"the environment holds every file of {wheel.name}, byte by byte")
 
     @cached_property
@@ -441,17 +444,25 @@ class GateBuilder(contextlib.AbstractContextManager["GateBuilder"]):
     def _throughput(self) -> ladder.GateFindings:
         """Return the result of G8."""
         options, root = self._options, self._context.project.root
-        # Two servers and their load need the machine alone.
-        self.server.end()
-        result = self._experiment.result(self.left_s)
-        # Kept even if the verdicts cannot be stored: hours were measured.
-        path = throughput.write_result(self._context.store, self._context.output, result)
-        checks = (
-            *throughput.checks(result),
-            *throughput.effect_checks(result, root, self._promised),
+        served = (
             self._same_wheel("candidate-wheel", options.wheel, options.python),
             self._same_wheel("baseline-wheel", options.baseline, options.baseline_python),
         )
+        if worst_check(served):
+            return ladder.GateFindings(served)
+        # Two servers and their load need the machine alone.
+        self.server.end()
+        result = self._experiment.result(self.left_s)
+        checks = (
+            *throughput.checks(result),
+            *throughput.effect_checks(result, root, self._promised),
+            *served,
+        )
+        if result.state == "not-run":
+            # The file of an earlier verdict, which stays, is not replaced.
+            return ladder.GateFindings(checks)
+        # Kept even if the verdicts cannot be stored: hours were measured.
+        path = throughput.write_result(self._context.store, self._context.output, result)
         return ladder.GateFindings(checks, evidence=sha256_file(path))
 
     def pace(self) -> Pace | None:

@@ -49,6 +49,7 @@ from sparkwright.gates.core.server_under_test import (
     GateOptions,
     Pace,
     launch_plan,
+    machine_facts,
 )
 from sparkwright.gates.core.verdict import ORDER, Check, Ladder, Verdict, worst
 
@@ -64,6 +65,8 @@ STEPS = (ENVIRONMENTS, *ladder.UNSERVED, REFERENCE, *ladder.SERVED)
 #: Seconds of both environments, and of a start beside the reading of the weights, as
 #: `GateNeeds.rehearsed_s`.
 ENVIRONMENTS_S, START_S = 180.0, 75.0
+#: What the command line leaves out.
+DEFAULTS = GateOptions()
 #: How much longer the gates behind a soak may take than their estimates.
 SLACK = 1.05
 #: The file of the finished gates in a night's folder, and that of the warm pack's record.
@@ -77,10 +80,9 @@ def gate_seconds(
     decides: Mapping[str, tuple[Metric, ...]],
     seats: int,
     gate: str,
+    options: GateOptions = DEFAULTS,
     *,
     resident: bool = True,
-    profile: str = "default",
-    workload: Sequence[str] = (),
 ) -> float:
     """
     Return the seconds of *gate* with a server of that *pace*; of G7 those after its load.
@@ -88,15 +90,15 @@ def gate_seconds(
     Args:
         decides: As of the recipe.
         seats: Requests that the server takes at a time.
+        options: With the profile, the task and the workload.
         resident: Whether there is room for two servers.
-        profile, workload: As of `GateOptions`.
     """
     if gate == "G8":
         rules = policies.throughput
-        cells = workloads.load(root).cells(*(workload or [rules.workloads]))
+        cells = workloads.load(root).cells(*(options.workload or [rules.workloads]))
         deciding = workloads.deciding(cells, decides, seats)
         return throughput.estimate(rules, pace, deciding, resident=resident)
-    return GATE_NEEDS[gate].rehearsed_s + questions_s(gate, policies, pace, profile, seats)
+    return GATE_NEEDS[gate].rehearsed_s + questions_s(gate, policies, pace, options, seats)
 
 
 def reference_seconds(
@@ -104,7 +106,7 @@ def reference_seconds(
     pace: Pace,
     seats: int,
     gates: Collection[str],
-    profile: str = "default",
+    options: GateOptions = DEFAULTS,
 ) -> float:
     """Return the seconds of the reference for *gates*; arguments as of `gate_seconds`."""
     seconds = pace.start_s
@@ -112,7 +114,7 @@ def reference_seconds(
         seconds += soak.stock_seconds(policies.soak)
     # Gates that compare with the same file ask the same questions.
     for gate in {GATE_NEEDS[name].recorded: name for name in gates}.values():
-        seconds += questions_s(gate, policies, pace, profile, seats)
+        seconds += questions_s(gate, policies, pace, options, seats)
     return seconds
 
 
@@ -309,7 +311,6 @@ class Night:
         model, settings = model_digest(self._model), (options.flag, options.variable)
         compared = model_digest(options.original) if options.original else model
         texts = sha256_file(options.texts) if options.texts and options.texts.exists() else ""
-        machine = {name: self._host[name] for name in ("gpu", "driver", "processor")}
         shared = {
             "recipe": self._recipe,
             "policies": self._policies,
@@ -318,14 +319,14 @@ class Night:
             "stock packages": stock,
             "settings": settings,
             "task": options.task,
-            "machine": machine,
+            "profile": options.profile,
+            "machine": machine_facts(self._host),
         }
         recorded = store.root / "references" / content_key("reference", shared)[:16]
         self.reference = options.against or recorded
         inputs = {
             "wheel": self._subject.sha256,
             "packages": ours,
-            "profile": options.profile,
             "workload": options.workload,
             "texts": texts,
             "model": model,
@@ -384,7 +385,7 @@ class Night:
         seats = self._recipe.plan.max_num_seqs
         if name == REFERENCE:
             return reference_seconds(
-                self._policies, self._pace, seats, self._comparing, self._options.profile
+                self._policies, self._pace, seats, self._comparing, self._options
             ), source
         seconds = self._gate_seconds(name)
         # G8 counts its own starts.
@@ -409,9 +410,8 @@ class Night:
                 self._recipe.decides,
                 self._recipe.plan.max_num_seqs,
                 name,
+                self._options,
                 resident=self._resident,
-                profile=self._options.profile,
-                workload=self._options.workload,
             )
         return seconds / len(paces)
 
@@ -492,9 +492,10 @@ class Night:
             ):
                 message = f"{step.name} is {step.state}, and the ladder stops there"
                 return ladder.stopped(message, "earlier-failed")
-        needs = GATE_NEEDS.get(name, GateNeeds())
-        file = needs.recorded.replace(TASK, self._options.task)
-        if self._unrecorded and needs.required and not (self.reference / file).exists():
+        # A soak can do without the stock wheel, but hours are not spent where that does not serve.
+        file = soak.LOAD if name == "G7" else GATE_NEEDS.get(name, GateNeeds()).required
+        file = file.replace(TASK, self._options.task)
+        if self._unrecorded and file and not (self.reference / file).exists():
             return self._unrecorded
         seconds, left = self.estimate(name)[0], max(0.0, self._deadline - time.monotonic())
         if name == REFERENCE and not self._measured_pace:
@@ -671,7 +672,7 @@ class Night:
         """
         record, pack = self._beside(f"{self._recipe.name}.{PACK}"), self._pack
         record.unlink(missing_ok=True)
-        if not pack or not pack.warm_s or self.ladder.state != "pass":
+        if not pack or not pack.warm_s or state_of(self._done) != "pass":
             return None
         self._context.store.write(record.with_name(pack.name), self._archive.read_bytes())
         self._context.store.write(record, msgspec.json.encode(pack))
@@ -681,15 +682,8 @@ class Night:
 
     @property
     def _done(self) -> list[NightStep]:
-        """The finished steps, and the gates that other runs of this wheel had, in their order."""
-        done = [self._steps[name] for name in self._order if name in self._steps]
-        for verdict in ladder.wheel_verdicts(self._context.output, self._subject.sha256):
-            if verdict.gate not in self._names and verdict.recipe in ("", self._recipe.name):
-                message = f"{'; '.join(unmet(verdict))}, in another run"
-                done.append(
-                    NightStep(verdict.gate, verdict.state, message, verdict.seconds, 0.0, verdict)
-                )
-        return sorted(done, key=lambda step: STEPS.index(step.name))
+        """The finished steps in their order, those of other runs of the same night included."""
+        return [self._steps[name] for name in STEPS if name in self._steps]
 
     @property
     def answer(self) -> str:
@@ -737,6 +731,8 @@ class Night:
 
     @property
     def ladder(self) -> Ladder:
-        """The verdicts of the night."""
-        verdicts = tuple(step.verdict for step in self._done if step.verdict)
+        """The verdicts of the gates that this run has."""
+        verdicts = tuple(
+            step.verdict for step in self._done if step.verdict and step.name in self._names
+        )
         return Ladder(self._context.project.stack, self._subject, verdicts)

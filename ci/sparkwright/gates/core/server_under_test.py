@@ -53,6 +53,11 @@ REASONS: Mapping[str, str] = {
 }
 
 
+def machine_facts(host: Mapping[str, str]) -> dict[str, str]:
+    """Return the facts of *host* that bear on the numbers a server answers with."""
+    return {name: host.get(name, "") for name in ("gpu", "driver", "processor")}
+
+
 class GateOptions(msgspec.Struct, frozen=True):
     """
     What the command line of ``gate`` or ``bench`` names.
