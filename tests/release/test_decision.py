@@ -346,6 +346,9 @@ def test_verified_names_the_recipes_that_it_was_shown_for(case: Case) -> None:
     only_toy = replace(case.ladder, verdicts=(*rest, *for_recipe(case, TOY)))
     proved = decided(case, only_toy, replace(case.result, recipe=TOY))
     assert lacking(proved) == [(gate, "not-climbed") for gate in SERVED]
+    # A pass that is none, of a recipe that the policy does not name, proves nothing and stops nothing.
+    short = [replace(one, checks=one.checks[:1]) for one in for_recipe(case, TOY)[:5]]
+    assert not lacking(decided(case, replace(case.ladder, verdicts=(*case.ladder.verdicts, *short))))
 
 
 BESIDE: dict[str, tuple[Callable[[bytes], bytes], str]] = {

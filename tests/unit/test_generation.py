@@ -390,6 +390,18 @@ def test_dirt_is_named(fleet: Fleet, message: byte_model_server.Message, fault: 
     assert bool(dirt) == bool(fault)
 
 
+def test_questions_to_a_server_without_chats_are_others_in_another_markup(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise ServerInvalid("server-refused", "there is no chat template", 400)
+
+    def shapes() -> set[str]:
+        return {dirty_text.DirtyText(POLICY, fleet.server.client, wrap, None).shape for wrap in ("{prompt}", "<s>{prompt}")}
+
+    assert len(shapes()) == 1
+    monkeypatch.setattr(Client, "chat", refuse)
+    assert len(shapes()) == 2
+
+
 ENGLISH, SPANISH = "All right.", "La casa y el río es muy bonita, pero las flores."
 
 

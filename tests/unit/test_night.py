@@ -526,6 +526,7 @@ def test_gates_that_ran_one_by_one_count_together(tonight: Tonight) -> None:
     assert made.answer == f"Not verified for {RECIPE}: G6 not asked for."
     judge(tonight(only=("G6",)), "G6")
     made = tonight(only=("G8",))
+    assert made.reference != tonight(profile="chatml").reference
     assert made.answer.endswith(f"every gate passed for {RECIPE}.")
     assert [step.name for step in made._done] == [*ladder.GATES]
 
