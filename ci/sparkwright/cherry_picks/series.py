@@ -200,8 +200,7 @@ def apply_series(context: RunContext, source: FetchedSource) -> apply.PatchedTre
     if stored and context.objects.is_complete(stored.tree):
         return stored
     patches = load_series(context, source.fork)
-    ledger = load_ledger(context.project.root, source.fork)
-    check_backports(ledger, context.project.stack, patches)
+    check_backports(load_ledger(context.project.root, source.fork), context.project.stack, patches)
     patched = apply_with_report(Upstream(context, source.fork), source, patches)
     context.store.put("apply", key, patched)
     return patched

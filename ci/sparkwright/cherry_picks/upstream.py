@@ -102,8 +102,7 @@ class Base(msgspec.Struct, frozen=True):
 
 def base_of(source: FetchedSource, name: str = "") -> Base:
     """Return the base of a fetched source, called *name* or after its origin."""
-    commit = source.pin if source.kind == "git" else ""
-    return Base(name or source.origin, source.tree, commit)
+    return Base(name or source.origin, source.tree, source.pin if source.kind == "git" else "")
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -205,22 +205,21 @@ def show_releases(arguments: argparse.Namespace) -> dict[str, Any]:
         if arguments.stack in (None, index.states[name].stack)
         and arguments.channel in ("candidate", index.states[name].channel)
     }
-    rows = [
-        [
-            ("* " if name == prefix.current else "  ") + name,
-            state.channel,
-            state.made[:10],
-            " ".join(state.pythons),
-            " ".join(state.machines),
-            ", ".join(state.missing),
-            f"yanked: {state.yanked}" if state.yanked else "installed" * (name in installed),
-        ]
-        for name, state in states.items()
-    ]
     console.table(
         str(index),
         ["  release", "channel", "made", "Python", "machine", "missing for verified", ""],
-        rows,
+        [
+            [
+                ("* " if name == prefix.current else "  ") + name,
+                state.channel,
+                state.made[:10],
+                " ".join(state.pythons),
+                " ".join(state.machines),
+                ", ".join(state.missing),
+                f"yanked: {state.yanked}" if state.yanked else "installed" * (name in installed),
+            ]
+            for name, state in states.items()
+        ],
         result=True,
     )
     if others := len(index.states) - len(states):

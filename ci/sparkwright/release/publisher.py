@@ -388,8 +388,7 @@ def write_client(
     project = document["project"]
     included = document["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
     files = {name: (PROJECT.parent / source).read_bytes() for source, name in included.items()}
-    lines = f"{url}\n{fingerprint}\n".encode()
-    for path, data in ((CARRIED_ADDRESS, lines), (CARRIED_ROOT, root)):
+    for path, data in ((CARRIED_ADDRESS, f"{url}\n{fingerprint}\n".encode()), (CARRIED_ROOT, root)):
         files[f"{PACKAGE.name}/{path.relative_to(PACKAGE).as_posix()}"] = data
     name = archive.WheelName(
         project["name"].replace("-", "_"), sparkwright.__version__, "py3-none-any"

@@ -252,8 +252,7 @@ def _require_installable(
             `sparkwright.client`.
     """
     for python in lock.pythons:
-        selection = pylock.selection(f"{python}.0", lock.machine)
-        install.release_wheels(release, lock, text, **selection)
+        install.release_wheels(release, lock, text, **pylock.selection(f"{python}.0", lock.machine))
     checked = dict[str, locked_wheels.CheckedWheel]()
     for facts in wheels:
         if facts.checked and facts.machine in (lock.machine, "any"):
@@ -290,9 +289,8 @@ def _lock(
         raise ClientError(
             "set-mixed", "The set lacks packages that are to be edited.", details=absent
         )
-    file = _add(f"pylock.{machine}.toml", locked.lock, contents)
     lock = ReleaseLock(
-        **msgspec.structs.asdict(file),
+        **msgspec.structs.asdict(_add(f"pylock.{machine}.toml", locked.lock, contents)),
         machine=machine,
         pythons=locked.pythons,
         packages=locked.packages,
@@ -409,7 +407,6 @@ def provenance(wheel: wheel_facts.WheelFacts, lock_digest: str = "") -> bytes:
 def _upstream(source: ForkSource) -> dict[str, Any]:
     """Return the upstream source as a dependency."""
     digest = {_PINS[source.kind]: source.pin} if source.kind in _PINS else {}
-    git = source.kind == "git"
     return {
         "name": source.name,
         "digest": {**digest, "gitTree": source.tree},
@@ -418,7 +415,7 @@ def _upstream(source: ForkSource) -> dict[str, Any]:
             "version": source.version,
             "resolved": "yes" if source.resolved else "no",
         },
-        **({"uri": f"git+{source.origin.replace(' @ ', '@')}"} if git else {}),
+        **({"uri": f"git+{source.origin.replace(' @ ', '@')}"} if source.kind == "git" else {}),
     }
 
 

@@ -79,8 +79,7 @@ def require(
     if not names:
         firsts = dict[str, None]()
         for members in policy.file.groups.values():
-            fitting = [name for name in members if not unfit[name]]
-            firsts |= dict.fromkeys(fitting[:1])
+            firsts |= dict.fromkeys([name for name in members if not unfit[name]][:1])
         names = list(firsts)
     if not names:
         raise UsageError(
@@ -144,10 +143,9 @@ def settled(
         current = set[str]()
         for verdict in itertools.filterfalse(is_transient, verdicts):
             name = verdict.recipe
-            digest = policy.expected_digest(gate, request.stack, name)
             if (
                 (verdict.gate, verdict.model) == (gate, digests.get(name, ""))
-                and digest in ("", verdict.policy)
+                and policy.expected_digest(gate, request.stack, name) in ("", verdict.policy)
                 and facts.items() <= verdict.host.items()
             ):
                 current.add(name)
@@ -172,8 +170,7 @@ def _recipe(
     policy: release_policy.ReleasePolicy, recipe: Recipe, models: Path | None
 ) -> Iterator[Missing]:
     """Yield what *recipe*, or its model in *models*, lacks."""
-    wanted = policy.file.gates["G6"].wanted if "G6" in policy.file.required else ()
-    for name in wanted:
+    for name in policy.file.gates["G6"].wanted if "G6" in policy.file.required else ():
         task, _, kind = name.rpartition("-")
         if kind == "floor" and task not in recipe.floors:
             yield _missing("G6", "floor-missing", f"{recipe.name} has no floor of {task}")
