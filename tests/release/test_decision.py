@@ -231,7 +231,7 @@ LACKS: dict[str, tuple[Callable[[Case], dict[str, Any]], list[tuple[str, str]]]]
         lambda case: {"wheel": replace(case.served, source=replace(case.served.source, resolved=False))}, [("source", "source-unresolved")]
     ),
     "no SBOM": (lambda case: {"wheel": replace(case.served, sbom=b"")}, [("sbom", "sbom-missing")]),
-    "a build with a network": (lambda case: {"wheel": replace(case.served, isolated=False)}, [("isolation", "not-isolated")]),
+    "a build with a network": (lambda case: {"wheel": replace(case.served, wheel=replace(case.served.wheel, isolated=False))}, [("isolation", "not-isolated")]),
     "another policy of a gate": (
         lambda case: {"ladder": with_gate(case.ladder, "G4", lambda one: replace(one, policy="12" * 32))}, [("G4", "policy-other")]
     ),
@@ -440,7 +440,7 @@ def test_pass_after_too_many_attempts_is_none(case: Case, tries: tuple[State | N
     """Failed, undecided and interrupted attempts count, of this gate and recipe alone; the proof shows them all."""
     ladder = made.logged(case.ladder)
     earlier = [
-        Attempt(1, case.served.sha256, "G4", recipe, float(number), state)
+        Attempt(1, case.served.wheel.sha256, "G4", recipe, float(number), state)
         for recipe, ends in ((made.RECIPE, tries), ("another", ("fail",) * 5))
         for number, end in enumerate(ends)
         for state in ({None, end} if end else {None})

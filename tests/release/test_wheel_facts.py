@@ -53,15 +53,16 @@ def refused(path: Path) -> str:
 def test_a_wheel_of_ours_is_known(tmp_path: Path) -> None:
     """Name, version, machine, origin and patches of a graft are those of the bytes and of the build record."""
     path = wheels.vllm(tmp_path, requires=["torch==2.14.0"], machine="aarch64")
-    wheel = read(path)
+    facts = read(path)
+    wheel = facts.wheel
     assert (wheel.name, wheel.sha256, wheel.size) == (
         path.name,
         sha256_file(path),
         path.stat().st_size,
     )
     assert (wheel.project, wheel.version) == ("vllm", "0.33.0+spark.2026.11.p1a2b3c4d.cu130")
-    assert (wheel.machine, wheel.stack, wheel.isolated) == ("aarch64", "2026.11", True)
-    fork = wheel.source
+    assert (wheel.machine, facts.stack, wheel.isolated) == ("aarch64", "2026.11", True)
+    fork = facts.source
     assert (fork.name, fork.version, fork.built, fork.cuda) == ("vllm", "0.33.0", "graft", "cu130")
     patches = [(patch.name, patch.pick) for patch in fork.patches]
     assert patches == [("clamp-the-samples.patch", 0), ("35568.patch", 35568)]
@@ -109,7 +110,7 @@ def test_installed_wheel_has_the_content_of_the_wheel(tmp_path: Path, installer:
     command = installers.install(installer, installers.environment(tmp_path / "env"))
     subprocess.run([*command, "--no-index", "--no-deps", path, theirs], check=True)
     [site] = tmp_path.glob("env/lib/*/site-packages")
-    expected = {"content vllm": read(path).content}
+    expected = {"content vllm": read(path).wheel.content}
     assert wheel_identity.environment_contents(site) == expected
     (site / "vllm" / "__init__.py").write_bytes(b"print(2)")
     assert wheel_identity.environment_contents(site) not in (expected, {})
@@ -124,7 +125,7 @@ def test_every_kind_of_wheel_has_a_statement_of_in_toto_and_slsa(tmp_path: Path)
         data = release_draft.provenance(facts, "ab" * 32)
         statement: Any = Statement.copy_from_pb(json_format.Parse(data, statement_pb2.Statement()))
         statement.validate()
-        assert dict(statement.pb.subject[0].digest) == {"sha256": facts.sha256}
+        assert dict(statement.pb.subject[0].digest) == {"sha256": facts.wheel.sha256}
         document = json_format.MessageToDict(statement.pb.predicate)
         predicate = json_format.ParseDict(document, provenance_pb2.Provenance())
         materials = predicate.build_definition.resolved_dependencies

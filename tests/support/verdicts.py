@@ -92,7 +92,7 @@ def ladder(
     """
     about = wheel.read_subject(path)
     machine = next((one for one in ("aarch64", "x86_64") if about.platforms[0].endswith(one)), "aarch64")
-    beside = {f"content {one.project}": one.content for one in wheel_facts.read_all(companions)}
+    beside = {f"content {one.wheel.project}": one.wheel.content for one in wheel_facts.read_all(companions)}
     facts = {**HOST, "architecture": machine, **beside}
     subject = replace(about, sha256=sha256 or about.sha256)
     gates = ladders.GATES if about.name == "vllm" else ("G0",)

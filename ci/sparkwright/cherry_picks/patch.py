@@ -183,7 +183,8 @@ class Hunk(msgspec.Struct, frozen=True):
         for number, line in enumerate(lines_of(text) if wanted else (), 1):
             # Bytes are compared before lines: a long file of equal lines would take hours.
             if text.startswith(wanted, at) and not (first and at):
-                if at + len(wanted) == len(text) or (wanted.endswith(b"\n") and not self.last):
+                end = at + len(wanted)
+                if end == len(text) or (wanted.endswith(b"\n") and not self.last):
                     fits.append(number)
             at += len(line)
         return fits

@@ -169,13 +169,13 @@ def require_logged(wheel: Path, folder: Path | None, ladder: Ladder) -> None:
 
 
 def decide(
-    wheel: WheelFacts,
+    facts: WheelFacts,
     results: GateResults,
     policy: ReleasePolicy,
     serving: Ladder | None = None,
 ) -> Proof:
     """
-    Return what is shown of *wheel*.
+    Return what is shown of the wheel of *facts*.
 
     Args:
         serving: The verdicts about the release's wheel of `ForkRule.served_by`.
@@ -184,20 +184,20 @@ def decide(
         verdict-foreign: The results are about other bytes.
         verdict-hollow: A pass does not have the checks or the measurements that it rests on.
     """
-    _require_subject(wheel, results)
-    ladder, throughput = results.ladder or Ladder(wheel.stack, None, ()), results.throughput
-    ladder = replace(ladder, verdicts=_sound_verdicts(wheel, ladder.verdicts, throughput, policy))
-    rule = policy.file.forks.get(wheel.source.name)
+    _require_subject(facts, results)
+    ladder, throughput = results.ladder or Ladder(facts.stack, None, ()), results.throughput
+    ladder = replace(ladder, verdicts=_sound_verdicts(facts, ladder.verdicts, throughput, policy))
+    rule = policy.file.forks.get(facts.source.name)
     required = rule or ForkRule(gates=())
-    missing, recipes = _gates(wheel, required, ladder, policy)
-    missing += _wheel(wheel, required, serving)
+    missing, recipes = _gates(facts, required, ladder, policy)
+    missing += _wheel(facts, required, serving)
     if rule is None:
         missing.append(
             Missing(
-                "policy", "not-run", "fork-unknown", f"there is no rule for {wheel.source.name}"
+                "policy", "not-run", "fork-unknown", f"there is no rule for {facts.source.name}"
             )
         )
-    baseline, official = throughput.baseline if throughput else None, wheel.source.base
+    baseline, official = throughput.baseline if throughput else None, facts.source.base
     if baseline and official not in ("", baseline.sha256) and not policy.file.other_baseline:
         text = f"the baseline is {baseline.sha256[:16]}, the official wheel {official[:16]}"
         missing.append(Missing("G8", "invalid", "baseline-other", line(text)))
@@ -215,17 +215,17 @@ def decide(
     )
 
 
-def _require_subject(wheel: WheelFacts, results: GateResults) -> None:
+def _require_subject(facts: WheelFacts, results: GateResults) -> None:
     """
-    Require that *results* are about *wheel*.
+    Require that *results* are about the wheel of *facts*.
 
     Raises:
         verdict-foreign: They are about other bytes, or of another stack.
     """
-    stated: list[tuple[str, str, str]] = []
+    wheel, stated = facts.wheel, list[tuple[str, str, str]]()
     if ladder := results.ladder:
         sha256 = ladder.wheel.sha256 if ladder.wheel else ""
-        stated += [("stack", ladder.stack, wheel.stack), ("the verdicts", sha256, wheel.sha256)]
+        stated += [("stack", ladder.stack, facts.stack), ("the verdicts", sha256, wheel.sha256)]
         for verdict in ladder.verdicts:
             stated.append((verdict.gate, verdict.wheel, wheel.sha256))
     if results.throughput:
@@ -243,7 +243,7 @@ def _require_subject(wheel: WheelFacts, results: GateResults) -> None:
 
 
 def _sound_verdicts(
-    wheel: WheelFacts,
+    facts: WheelFacts,
     verdicts: Iterable[Verdict],
     throughput: Result | None,
     policy: ReleasePolicy,
@@ -276,11 +276,14 @@ def _sound_verdicts(
         sound.append(verdict)
     if faults:
         raise ReleaseError(
-            "verdict-hollow", f"A pass of {wheel.name} has no evidence.", details=faults[:30]
+            "verdict-hollow",
+            f"A pass of {facts.wheel.name} has no evidence.",
+            details=faults[:30],
         )
     if unmeasured:
         raise ReleaseError(
-            "verdict-hollow", f"The pass of G8 of {wheel.name} has no measurement that passed."
+            "verdict-hollow",
+            f"The pass of G8 of {facts.wheel.name} has no measurement that passed.",
         )
     return tuple(sound)
 
@@ -308,7 +311,7 @@ def _faults(verdict: Verdict, rule: GateRule) -> Iterator[str]:
 
 
 def _gates(
-    wheel: WheelFacts,
+    facts: WheelFacts,
     rule: ForkRule,
     ladder: Ladder,
     policy: ReleasePolicy,
@@ -322,7 +325,7 @@ def _gates(
     """
     missing, served, by_recipe = list[Missing](), list[str](), dict[str, list[Missing]]()
     by_gate = {(verdict.gate, verdict.recipe): verdict for verdict in ladder.verdicts}
-    lacks = partial(_lacks, wheel, policy, ladder)
+    lacks = partial(_lacks, facts, policy, ladder)
     for name in rule.gates:
         if name not in SERVED:
             missing += lacks(name, "", by_gate.get((name, "")))
@@ -346,7 +349,7 @@ def _gates(
 
 
 def _lacks(
-    wheel: WheelFacts,
+    facts: WheelFacts,
     policy: ReleasePolicy,
     ladder: Ladder,
     name: str,
@@ -367,7 +370,7 @@ def _lacks(
     if rule.attempts is not None and sum(map(ends.count, SPENDING)) >= rule.attempts:
         text = f"{len(ends)} attempts: {', '.join(ends)}; {rule.attempts} are admitted"
         yield Missing(name, "invalid", "attempts-many", line(text))
-    expected = policy.expected_digest(name, wheel.stack, verdict.recipe)
+    expected = policy.expected_digest(name, facts.stack, verdict.recipe)
     if expected and verdict.policy != expected:
         text = f"judged by policy {verdict.policy[:16] or 'none'}, not by {expected[:16]}"
         yield Missing(name, "invalid", "policy-other", line(text))
@@ -375,31 +378,31 @@ def _lacks(
     if lacking := ", ".join(sorted(set(rule.wanted) - names)):
         yield Missing(name, "invalid", "checks-other", line(f"it did not make {lacking}"))
     gpu, machine = verdict.host.get("gpu", "none"), verdict.host.get("architecture", "")
-    wanted = f"SM {policy.file.gpu}"
-    if rule.gpu and (f"({wanted})" not in gpu or wheel.machine not in ("any", machine)):
-        text = f"it ran on {gpu} ({machine or 'unknown'}), not on {wanted} ({wheel.machine})"
+    wanted, own = f"SM {policy.file.gpu}", facts.wheel.machine
+    if rule.gpu and (f"({wanted})" not in gpu or own not in ("any", machine)):
+        text = f"it ran on {gpu} ({machine or 'unknown'}), not on {wanted} ({own})"
         yield Missing(name, "invalid", "machine-other", line(text))
 
 
-def _wheel(wheel: WheelFacts, rule: ForkRule, serving: Ladder | None) -> Iterator[Missing]:
+def _wheel(facts: WheelFacts, rule: ForkRule, serving: Ladder | None) -> Iterator[Missing]:
     """
     Yield what the wheel itself lacks, and why the verdicts of the wheel that serves do not cover it
     as well.
     """
-    if not wheel.source.resolved:
-        text = line(f"{wheel.source.origin}: pinned by {wheel.source.pin} only")
+    if not facts.source.resolved:
+        text = line(f"{facts.source.origin}: pinned by {facts.source.pin} only")
         yield Missing("source", "not-run", "source-unresolved", text)
-    if not wheel.sbom:
+    if not facts.sbom:
         yield Missing("sbom", "not-run", "sbom-missing", "the wheel holds no SBOM")
-    if rule.isolated and not wheel.isolated:
+    if rule.isolated and not facts.wheel.isolated:
         network = "the compilation could have used the network"
         yield Missing("isolation", "not-run", "not-isolated", network)
-    fork, project = rule.served_by, wheel.project
+    fork, project = rule.served_by, facts.wheel.project
     bound = serving.host.get(f"content {project}") if serving and serving.wheel else None
     if fork and not bound:
         text = f"no verdict of {fork} says that it ran with this build of {project}"
         yield Missing("set", "not-run", "companion-unbound", text)
-    elif fork and bound != wheel.content:
+    elif fork and bound != facts.wheel.content:
         text = f"{fork} was gated with another build of {project}"
         yield Missing("set", "invalid", "companion-other", text)
 

@@ -145,12 +145,12 @@ class Publisher:
             release_draft.require_gpu(self.policy, "the index", index.facts.gpu)
         url = self._url(index, url)
         contents: release_draft.Contents = {}
-        facts = release_draft.read_wheels(self.context, self.policy, wheels)
-        proofs, device_code = release_draft.prove(facts, self.policy, verdicts, contents)
+        read = release_draft.read_wheels(self.context, self.policy, wheels)
+        facts = release_draft.prove(read, self.policy, verdicts, contents)
         if channel != "candidate":
-            release_draft.require_verified(proofs)
+            release_draft.require_verified(facts)
         channel = channel or "verified"
-        done = Published("", channel, index.version, missing=release_draft.missing(proofs))
+        done = Published("", channel, index.version, missing=release_draft.missing(facts))
         if same := _same_release(index, stack, facts):
             if channel == "verified" and same.state.channel == "candidate":
                 raise ReleaseError(
@@ -164,7 +164,7 @@ class Publisher:
             name, channel = same.release.name, same.state.channel
             return replace(done, release=name, channel=channel, already=True)
         _require_free_names(index, facts)
-        _require_order(index, stack, channel, facts)
+        _require_order(index, stack, channel, [each.wheel for each in facts])
         before, last = None, 0
         for entry in index.of_stack(stack):
             before, last = entry.release, max(last, number(entry.release.name))
@@ -176,8 +176,6 @@ class Publisher:
             self.context,
             self.policy,
             facts,
-            proofs,
-            device_code,
             contents,
             verdicts=verdicts,
             name=name,
@@ -227,16 +225,15 @@ class Publisher:
             wheel_facts.from_record(wheel, sources[wheel.fork], stack, self.folder)
             for wheel in entry.release.wheels
         ]
-        proofs, device_code = release_draft.prove(facts, self.policy, verdicts, contents)
-        release_draft.require_verified(proofs)
-        wheels, locks = list[ReleaseWheel](), b""
-        for wheel in entry.release.wheels:
-            proof, digest = proofs[wheel.name], device_code[wheel.name]
-            wheels.append(replace(wheel, proof=proof, device_code=digest))
+        facts, locks = release_draft.prove(facts, self.policy, verdicts, contents), b""
+        release_draft.require_verified(facts)
         for lock in entry.release.locks:
             locks += (self.folder / lock.path).read_bytes()
-        packs = release_draft.warm_packs(proofs, dict.fromkeys(proofs, verdicts), locks, contents)
-        release = replace(entry.release, wheels=tuple(wheels), packs=packs)
+        release = replace(
+            entry.release,
+            wheels=tuple(each.wheel for each in facts),
+            packs=release_draft.warm_packs(facts, verdicts, locks, contents),
+        )
         with index.changing(self.keys, self.policy.file.roles) as change:
             _set_release(change, release, contents, "verified")
         return _changed(self._index(), name)
@@ -351,9 +348,10 @@ def _put_wheels(
 ) -> None:
     """Bring the wheels that the index itself keeps to their places, and METADATA beside them."""
     records = {wheel.sha256: wheel for wheel in release.wheels}
-    for wheel in wheels:
-        if not records[wheel.sha256].url:
-            change.put(records[wheel.sha256], wheel.path, wheel.metadata)
+    for facts in wheels:
+        record = records[facts.wheel.sha256]
+        if not record.url:
+            change.put(record, facts.path, facts.metadata)
 
 
 def _with_client(change: Transaction, url: str) -> tuple[ClientWheel, ...]:
@@ -425,7 +423,8 @@ def _changed(index: IndexFolder, *names: str) -> Changed:
 def _require_free_names(index: IndexFolder, wheels: Iterable[wheel_facts.WheelFacts]) -> None:
     """Raise `wheel-name-taken` for a file name that the index has, or had, for other bytes."""
     published = index.wheels
-    for wheel in wheels:
+    for facts in wheels:
+        wheel = facts.wheel
         taken = index.facts.retired.get(wheel.name, wheel.sha256)
         if wheel.name in published:
             taken = published[wheel.name].sha256
@@ -441,7 +440,7 @@ def _require_order(
     index: IndexFolder,
     stack: str,
     channel: Channel,
-    wheels: Sequence[wheel_facts.WheelFacts | ReleaseWheel],
+    wheels: Sequence[ReleaseWheel],
 ) -> None:
     """
     Require that pip would prefer *wheels* to what *channel* offers of the same stack.
@@ -470,7 +469,7 @@ def _same_release(
     index: IndexFolder, stack: str, wheels: Sequence[wheel_facts.WheelFacts]
 ) -> IndexEntry | None:
     """Return the release of exactly *wheels*; raise `release-yanked` if it is yanked."""
-    hashes = {wheel.sha256 for wheel in wheels}
+    hashes = {facts.wheel.sha256 for facts in wheels}
     for entry in index.of_stack(stack):
         if {wheel.sha256 for wheel in entry.release.wheels} == hashes:
             _require_offered(entry)

@@ -20,7 +20,6 @@ from sparkwright.client.records import (
     ForkSource,
     Machine,
     Missing,
-    Proof,
     Release,
     ReleaseFile,
     ReleaseLock,
@@ -43,6 +42,7 @@ from sparkwright.forks.stack import capability
 from sparkwright.gates.core.verdict import Ladder
 from sparkwright.release import ReleaseError, decision, locked_set, pages, wheel_facts
 from sparkwright.release.policy import ReleasePolicy, SetRule
+from sparkwright.release.wheel_facts import WheelFacts
 
 #: What the files of a release hold, wheels not included.
 Contents = dict[ReleaseFile, bytes]
@@ -56,7 +56,7 @@ _PINS = {"git": "gitCommit", "sdist": "sha256", "wheel": "sha256"}
 
 def read_wheels(
     context: RunContext, policy: ReleasePolicy, paths: Sequence[Path]
-) -> tuple[wheel_facts.WheelFacts, ...]:
+) -> tuple[WheelFacts, ...]:
     """
     Return what the wheels at *paths* are.
 
@@ -70,11 +70,11 @@ def read_wheels(
         if wheel.stack != stack:
             raise UsageError(
                 "usage",
-                f"{wheel.name} is a wheel of stack {wheel.stack}, not of {stack}.",
+                f"{wheel.path.name} is a wheel of stack {wheel.stack}, not of {stack}.",
                 todo=f"Give --stack {wheel.stack}.",
             )
         if wheel.record:
-            require_gpu(policy, wheel.name, wheel.record.arch)
+            require_gpu(policy, wheel.path.name, wheel.record.arch)
     return wheels
 
 
@@ -95,14 +95,14 @@ def require_gpu(policy: ReleasePolicy, what: str, arch: str) -> None:
 
 
 def prove(
-    wheels: Sequence[wheel_facts.WheelFacts],
+    wheels: Sequence[WheelFacts],
     policy: ReleasePolicy,
     verdicts: Path | None,
     contents: Contents,
-) -> tuple[dict[str, Proof], dict[str, str]]:
+) -> list[WheelFacts]:
     """
-    Return what is shown of each of *wheels*, and the digest of its device code by the audit, by
-    file name; the files of the gates are added to *contents*.
+    Return *wheels* with what is shown of each, and with the digest of its device code by the audit;
+    the files of the gates are added to *contents*.
 
     Args:
         verdicts: The folder of the gates' files; None for beside each wheel.
@@ -110,34 +110,37 @@ def prove(
     Raises:
         evidence-invalid, verdict-foreign, verdict-hollow, file-invalid: See `decision`.
     """
-    recipes = set[str]().union(*policy.file.recipes.values())
-    results = {wheel.name: decision.read_results(wheel.path, verdicts, recipes) for wheel in wheels}
-    proofs, device_code = dict[str, Proof](), dict.fromkeys(results, "")
-    for wheel in wheels:
-        own, serving = results[wheel.name], list[Ladder | None]()
-        rule = policy.file.forks.get(wheel.source.name)
-        for other in wheels:
+    recipes, proved = set[str]().union(*policy.file.recipes.values()), list[WheelFacts]()
+    results = [decision.read_results(facts.path, verdicts, recipes) for facts in wheels]
+    for facts, own in zip(wheels, results, strict=True):
+        rule, serving = policy.file.forks.get(facts.source.name), list[Ladder | None]()
+        for other, result in zip(wheels, results, strict=True):
             if (
                 rule
                 and rule.served_by == other.source.name
-                and wheel.machine in ("any", other.machine)
+                and facts.wheel.machine in ("any", other.wheel.machine)
             ):
-                serving.append(results[other.name].ladder)
+                serving.append(result.ladder)
         # A wheel for any machine is proved by the wheel that serves it, if there is only one.
-        proof = decision.decide(wheel, own, policy, serving[0] if len(serving) == 1 else None)
+        proof = decision.decide(facts, own, policy, serving[0] if len(serving) == 1 else None)
         if own.ladder:
-            decision.require_logged(wheel.path, verdicts, own.ladder)
-            device_code[wheel.name] = line(own.ladder.device_code)
+            decision.require_logged(facts.path, verdicts, own.ladder)
         for kind, data in own.files.items():
-            name = f"{wheel.name.removesuffix('.whl')}.{kind}.json"
+            name = f"{facts.wheel.name.removesuffix('.whl')}.{kind}.json"
             proof = replace(proof, **{kind: _add(name, data, contents)})
-        proofs[wheel.name] = proof
-    return proofs, device_code
+        device_code = line(own.ladder.device_code) if own.ladder else ""
+        wheel = replace(facts.wheel, proof=proof, device_code=device_code)
+        proved.append(replace(facts, wheel=wheel))
+    return proved
 
 
-def missing(proofs: Mapping[str, Proof]) -> dict[str, tuple[Missing, ...]]:
+def missing(wheels: Sequence[WheelFacts]) -> dict[str, tuple[Missing, ...]]:
     """Return what each wheel lacks for ``verified``, if anything."""
-    return {name: proof.missing for name, proof in proofs.items() if proof.missing}
+    lacks = dict[str, tuple[Missing, ...]]()
+    for facts in wheels:
+        if facts.wheel.proof.missing:
+            lacks[facts.wheel.name] = facts.wheel.proof.missing
+    return lacks
 
 
 def missing_lines(lacks: Mapping[str, Sequence[Missing]]) -> Iterator[str]:
@@ -147,12 +150,12 @@ def missing_lines(lacks: Mapping[str, Sequence[Missing]]) -> Iterator[str]:
             yield f"{name.partition('-')[0]}: {' '.join(gates)}: {reason}"
 
 
-def require_verified(proofs: Mapping[str, Proof]) -> None:
+def require_verified(wheels: Sequence[WheelFacts]) -> None:
     """Raise `verified-refused` if a wheel lacks something."""
-    if lacks := missing(proofs):
+    if lacks := missing(wheels):
         raise ReleaseError(
             "verified-refused",
-            f"{len(lacks)} of {len(proofs)} wheels may not be in verified.",
+            f"{len(lacks)} of {len(wheels)} wheels may not be in verified.",
             details=[*missing_lines(lacks)],
             data={"missing": lacks},
         )
@@ -161,9 +164,7 @@ def require_verified(proofs: Mapping[str, Proof]) -> None:
 def draft(
     context: RunContext,
     policy: ReleasePolicy,
-    wheels: Sequence[wheel_facts.WheelFacts],
-    proofs: Mapping[str, Proof],
-    device_code: Mapping[str, str],
+    wheels: Sequence[WheelFacts],
     contents: Contents,
     *,
     verdicts: Path | None,
@@ -190,44 +191,31 @@ def draft(
     timestamp, project = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), context.project
     rule = policy.file.sets.get(project.stack, SetRule())
     lock_digest = sha256_file(project.lock_file) if project.lock_file.exists() else ""
-    records, sources, folders = list[ReleaseWheel](), dict[str, ForkSource](), dict[str, Path]()
+    released, sources = list[WheelFacts](), dict[str, ForkSource]()
+    machines, locks, texts = set[Machine](), list[ReleaseLock](), list[bytes]()
     for facts in wheels:
-        stem, earlier = facts.name.removesuffix(".whl"), published.get(facts.name)
-        address = f"{host}{quote(facts.name, safe='')}" if host else ""
-        record = ReleaseWheel(
-            name=facts.name,
-            size=facts.size,
-            sha256=facts.sha256,
+        stem, earlier = facts.path.name.removesuffix(".whl"), published.get(facts.path.name)
+        address = f"{host}{quote(facts.path.name, safe='')}" if host else ""
+        wheel = replace(
+            facts.wheel,
             url=earlier.url if earlier else address,
-            fork=facts.source.name,
-            project=facts.project,
-            version=facts.version,
-            machine=facts.machine,
-            metadata=sha256_bytes(facts.metadata),
             uploaded=earlier.uploaded if earlier else timestamp,
-            proof=proofs[facts.name],
-            requires_python=facts.requires_python,
-            device_code=device_code[facts.name],
-            content=facts.content,
-            isolated=facts.isolated,
             provenance=_add(f"{stem}.provenance.json", provenance(facts, lock_digest), contents),
             sbom=_add(f"{stem}.cdx.json", facts.sbom, contents) if facts.sbom else None,
         )
-        records.append(record)
+        released.append(replace(facts, wheel=wheel))
         sources[facts.source.name] = facts.source
-        folders[facts.name] = verdicts or facts.path.parent
-    locks, texts = list[ReleaseLock](), list[bytes]()
-    machines: list[Machine] = sorted({facts.machine for facts in wheels} - {"any"})
+        machines.add(wheel.machine)
     # A set without machine code is for the Spark.
-    for machine in machines or ["aarch64"]:
-        lock, text = _lock(rule, records, wheels, machine, url, contents)
+    for machine in sorted(machines - {"any"}) or ["aarch64"]:
+        lock, text = _lock(rule, released, machine, url, contents)
         locks.append(lock)
         texts.append(text)
     release = Release(
         name=name,
         stack=project.stack,
         made=timestamp,
-        wheels=tuple(records),
+        wheels=tuple(facts.wheel for facts in released),
         locks=tuple(locks),
         forks=tuple(sources.values()),
         edits=rule.edits,
@@ -236,12 +224,12 @@ def draft(
         before=before.name if before else "",
     )
     for lock, text in zip(locks, texts, strict=True):
-        _require_installable(release, wheels, lock, text)
-    return replace(release, packs=warm_packs(proofs, folders, b"".join(texts), contents))
+        _require_installable(release, released, lock, text)
+    return replace(release, packs=warm_packs(released, verdicts, b"".join(texts), contents))
 
 
 def _require_installable(
-    release: Release, wheels: Sequence[wheel_facts.WheelFacts], lock: ReleaseLock, text: bytes
+    release: Release, wheels: Sequence[WheelFacts], lock: ReleaseLock, text: bytes
 ) -> None:
     """
     Require that a client would take the locked set *lock* of *release*, whose file is *text*, as
@@ -255,8 +243,8 @@ def _require_installable(
         install.release_wheels(release, lock, text, **pylock.selection(f"{python}.0", lock.machine))
     checked = dict[str, locked_wheels.CheckedWheel]()
     for facts in wheels:
-        if facts.checked and facts.machine in (lock.machine, "any"):
-            checked[facts.project] = facts.checked
+        if facts.checked and facts.wheel.machine in (lock.machine, "any"):
+            checked[facts.wheel.project] = facts.checked
     own = list(checked.values())
     locked_wheels.check_set(own, release.overlays)
     edits = [edit for edit in release.edits if edit.package in checked]
@@ -265,30 +253,33 @@ def _require_installable(
 
 def _lock(
     rule: SetRule,
-    records: Sequence[ReleaseWheel],
-    wheels: Sequence[wheel_facts.WheelFacts],
+    wheels: Sequence[WheelFacts],
     machine: Machine,
     url: str,
     contents: Contents,
 ) -> tuple[ReleaseLock, bytes]:
     """Return the locked set of *machine*, and its file, which is added to *contents*."""
     own = dict[locked_wheels.LockedWheel, Path]()
-    for record, facts in zip(records, wheels, strict=True):
-        if record.machine in (machine, "any"):
-            wheel = locked_wheels.LockedWheel(
-                record.project,
-                record.version,
-                record.name,
-                record.url or f"{url}{record.path.replace('+', '%2B')}",
-                record.sha256,
-                record.size,
+    for facts in wheels:
+        wheel = facts.wheel
+        if wheel.machine in (machine, "any"):
+            locked_wheel = locked_wheels.LockedWheel(
+                wheel.project,
+                wheel.version,
+                wheel.name,
+                wheel.url or f"{url}{wheel.path.replace('+', '%2B')}",
+                wheel.sha256,
+                wheel.size,
             )
-            own[wheel] = facts.path
+            own[locked_wheel] = facts.path
     locked = locked_set.resolve(own, machine, rule, index_url=package_index.index_url())
-    if absent := sorted({edit.package for edit in rule.edits} - locked.packages.keys()):
-        raise ClientError(
-            "set-mixed", "The set lacks packages that are to be edited.", details=absent
-        )
+    for edit in rule.edits:
+        if edit.package not in locked.packages:
+            raise ClientError(
+                "set-mixed",
+                "The set lacks packages that are to be edited.",
+                details=[edit.package],
+            )
     lock = ReleaseLock(
         **msgspec.structs.asdict(_add(f"pylock.{machine}.toml", locked.lock, contents)),
         machine=machine,
@@ -299,27 +290,26 @@ def _lock(
 
 
 def warm_packs(
-    proofs: Mapping[str, Proof],
-    folders: Mapping[str, Path],
-    locks: bytes,
-    contents: Contents,
+    wheels: Sequence[WheelFacts], verdicts: Path | None, locks: bytes, contents: Contents
 ) -> tuple[WarmPack, ...]:
     """
-    Return the packs that nights made of wheels and recipes that *proofs* show, whose files are
-    added to *contents*. One that was made with wheels that no set holds is left out, with a
+    Return the packs that nights made of *wheels* and recipes that are shown for them, whose files
+    are added to *contents*. One that was made with wheels that no set holds is left out, with a
     warning.
 
     Args:
-        folders: Of the gates' files, by wheel. *locks*: the files of the locked sets.
+        verdicts: The folder of the gates' files; None for beside each wheel.
+        locks: The files of the locked sets.
 
     Raises:
         file-invalid: A record is damaged. evidence-invalid: An archive is not the one of it.
     """
     packs, failure = list[WarmPack](), partial(ReleaseError, "evidence-invalid")
-    for name, folder in folders.items():
-        for path in list_folder(folder, f"{name.removesuffix('.whl')}.*.pack.json"):
+    for facts in wheels:
+        folder, stem = verdicts or facts.path.parent, facts.path.name.removesuffix(".whl")
+        for path in list_folder(folder, f"{stem}.*.pack.json"):
             pack = read_json(path, WarmPack)
-            if pack.key.recipe not in proofs[name].recipes:
+            if pack.key.recipe not in facts.wheel.proof.recipes:
                 console.warn(f"{pack.name} is left out: its recipe was not shown for the wheel")
                 continue
             if absent := [
@@ -343,9 +333,10 @@ def _add(name: str, data: bytes, contents: Contents) -> ReleaseFile:
     return file
 
 
-def provenance(wheel: wheel_facts.WheelFacts, lock_digest: str = "") -> bytes:
+def provenance(facts: WheelFacts, lock_digest: str = "") -> bytes:
     """
-    Return the provenance of *wheel*: an in-toto statement with SLSA's predicate, as plain JSON.
+    Return the provenance of the wheel of *facts*: an in-toto statement with SLSA's predicate, as
+    plain JSON.
 
     It needs no signature of its own, as the signed index names it by its hash. The same wheel gives
     the same bytes.
@@ -353,7 +344,7 @@ def provenance(wheel: wheel_facts.WheelFacts, lock_digest: str = "") -> bytes:
     Args:
         lock_digest: The sha256 of ``forks/<stack>/lock.yaml``; empty if there is none.
     """
-    source, record = wheel.source, wheel.record
+    wheel, source, record = facts.wheel, facts.source, facts.record
     assert record, "the wheels of a draft were read"
     patches = [
         {
@@ -381,7 +372,7 @@ def provenance(wheel: wheel_facts.WheelFacts, lock_digest: str = "") -> bytes:
                     "version": wheel.version,
                     "machine": wheel.machine,
                     "built": source.built,
-                    "stack": wheel.stack,
+                    "stack": facts.stack,
                     "arch": record.arch,
                 },
                 "internalParameters": {
@@ -397,7 +388,7 @@ def provenance(wheel: wheel_facts.WheelFacts, lock_digest: str = "") -> bytes:
             },
             "runDetails": {
                 "builder": {"id": BUILDER, "version": {"sparkwright": record.sparkwright}},
-                "byproducts": _by_hash({"sbom": sha256_bytes(wheel.sbom) if wheel.sbom else ""}),
+                "byproducts": _by_hash({"sbom": sha256_bytes(facts.sbom) if facts.sbom else ""}),
             },
         },
     }

@@ -23,11 +23,13 @@ from sparkwright.client import locked_wheels
 from sparkwright.client.records import (
     ForkSource,
     Machine,
+    Proof,
     ReleasePatch,
     ReleaseWheel,
     line,
 )
 from sparkwright.core.errors import WheelError
+from sparkwright.core.files import sha256_bytes
 from sparkwright.core.zips import member_text, zip_file, zip_members
 
 #: Stands for the site-packages of any Python, whose name decides nothing.
@@ -43,28 +45,21 @@ class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
     A wheel.
 
     Attributes:
+        path: Where it lies.
+        wheel: What a release says of it, as far as the wheel shows it itself.
         source: Where its fork comes from.
-        record: Its build record; None if it was not read.
-        isolated: Whether the compilation had no network; None without one, or if unknown.
         metadata: METADATA. *sbom*: the one inside; empty if there is none.
-        checked: What an installer writes, with `SITE` as site-packages; None if it was not read.
+        record: Its build record, and *checked*, what an installer writes, with `SITE` as
+            site-packages; None if the wheel was not read.
     """
 
     path: Path
-    name: str
-    sha256: str
-    size: int
-    project: str
-    version: str
-    machine: Machine
+    wheel: ReleaseWheel
     source: ForkSource
     stack: str
-    content: str
-    metadata: bytes
-    requires_python: str = ""
+    metadata: bytes = b""
     sbom: bytes = b""
     record: BuildRecord | None = None
-    isolated: bool | None = None
     checked: locked_wheels.CheckedWheel | None = None
 
 
@@ -79,15 +74,15 @@ def read_all(paths: Sequence[Path]) -> tuple[WheelFacts, ...]:
             wheels are of one project and machine.
     """
     facts = dict[str, WheelFacts]()
-    for wheel in map(_read, paths):
-        key = f"{wheel.project} for {wheel.machine}"
+    for read in map(_read, paths):
+        key = f"{read.wheel.project} for {read.wheel.machine}"
         if key in facts:
             raise WheelError(
                 "wheel-mismatch",
                 "A release holds one wheel of a project for each machine.",
                 details=[key],
             )
-        facts[key] = wheel
+        facts[key] = read
     return tuple(facts.values())
 
 
@@ -98,22 +93,8 @@ def from_record(wheel: ReleaseWheel, source: ForkSource, stack: str, index: Path
     Args:
         index: The folder of the index, in which its SBOM lies.
     """
-    return WheelFacts(
-        path=index / wheel.path,
-        name=wheel.name,
-        sha256=wheel.sha256,
-        size=wheel.size,
-        project=wheel.project,
-        version=wheel.version,
-        machine=wheel.machine,
-        source=source,
-        stack=stack,
-        content=wheel.content,
-        metadata=b"",
-        requires_python=wheel.requires_python,
-        sbom=(index / wheel.sbom.path).read_bytes() if wheel.sbom else b"",
-        isolated=wheel.isolated,
-    )
+    sbom = (index / wheel.sbom.path).read_bytes() if wheel.sbom else b""
+    return WheelFacts(path=index / wheel.path, wheel=wheel, source=source, stack=stack, sbom=sbom)
 
 
 def _headers(text: bytes, field: str) -> list[str]:
@@ -158,20 +139,26 @@ def _read(path: Path) -> WheelFacts:
     subject = audit_wheel.read_subject(path)
     return WheelFacts(
         path=path,
-        name=path.name,
-        sha256=subject.sha256,
-        size=subject.size,
-        project=subject.name,
-        version=name.version,
-        machine=_machine(path.name, subject),
+        wheel=ReleaseWheel(
+            name=path.name,
+            size=subject.size,
+            sha256=subject.sha256,
+            fork=record.source.fork,
+            project=subject.name,
+            version=name.version,
+            machine=_machine(path.name, subject),
+            metadata=sha256_bytes(metadata),
+            uploaded="",
+            proof=Proof(policy=""),
+            requires_python=line("".join(_headers(metadata, "Requires-Python")[:1])),
+            content=wheel_identity.content_digest(files, info),
+            isolated=record.isolation not in ("", "none") if record.plan else None,
+        ),
         source=_source(name, files, record),
         stack=record.stack,
-        content=wheel_identity.content_digest(files, info),
         metadata=metadata,
-        requires_python=line("".join(_headers(metadata, "Requires-Python")[:1])),
         sbom=texts.get(SBOM, b""),
         record=record,
-        isolated=record.isolation not in ("", "none") if record.plan else None,
         checked=checked,
     )
 
