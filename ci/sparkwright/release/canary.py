@@ -111,8 +111,8 @@ def write(store: Store, folder: Path, ladder: Ladder, against: Path, profile: st
         stock = read_recorded(path, StockText, "reference-damaged")
         stock = replace(stock, served=served, answers=stock.answers[:USUAL])
     path = folder / f"{ladder.wheel.file.removesuffix('.whl')}.canary.json"
-    own = dict.fromkeys(names, Canary(reference, stock, profile))
-    store.write(path, msgspec.json.encode(read(path) | own))
+    canaries = read(path) | dict.fromkeys(names, Canary(reference, stock, profile))
+    store.write(path, msgspec.json.encode(canaries))
 
 
 def differences(canary: Canary, client: Client, root: Path, recipe: str) -> Iterator[str]:

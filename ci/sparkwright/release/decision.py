@@ -418,18 +418,16 @@ def _reason(verdict: Verdict) -> tuple[str, str]:
 def _gate_results(ladder: Ladder, required: Collection[str]) -> Iterator[GateResult]:
     """Yield the result of each gate that was run, or is *required*."""
     for name, title in GATES.items():
-        state, says = ladder.states.get(name), ""
-        outcomes = sorted(ladder.outcomes(name).items())
-        texts = (f"{recipe} {', '.join(ends)}".strip() for recipe, ends in outcomes)
+        state, attempts = ladder.states.get(name), list[str]()
+        says = "" if state else "it was not run"
+        for recipe, ends in sorted(ladder.outcomes(name).items()):
+            attempts.append(f"{recipe} {', '.join(ends)}".strip())
         for verdict in ladder.verdicts:
             if (verdict.gate, verdict.state) == (name, state) and state != "pass":
                 says = _reason(verdict)[1]
                 break
-        attempts = line("; ".join(texts))
-        if state:
-            yield GateResult(name, title, state, says, attempts)
-        elif name in required:
-            yield GateResult(name, title, "not-run", "it was not run", attempts)
+        if state or name in required:
+            yield GateResult(name, title, state or "not-run", says, line("; ".join(attempts)))
 
 
 def _speeds(result: Result) -> Iterator[Speed]:

@@ -57,8 +57,10 @@ def resolve(
         set-unresolved: No set satisfies all requirements, or a package has no wheel with a sha256.
     """
     pythons = tuple(sorted(rule.pythons, key=Version))
-    by_project = {wheel.project: wheel for wheel in own}
-    direct = [f"{wheel.project} @ {path.resolve().as_uri()}" for wheel, path in own.items()]
+    by_project, direct = dict[str, LockedWheel](), list[str]()
+    for wheel, path in own.items():
+        by_project[wheel.project] = wheel
+        direct.append(f"{wheel.project} @ {path.resolve().as_uri()}")
     files = {
         "requirements.in": [*sorted(direct), *rule.requires],
         "overrides.txt": [override.requirement for override in rule.overrides],
@@ -72,7 +74,7 @@ def resolve(
             # === admits no other local label.
             pins = [f"{project}==={version}" for project, version in sorted(settled.items())]
             for file, lines in {**files, "constraints.txt": pins}.items():
-                Path(name, file).write_text("".join(f"{line}\n" for line in lines), "utf-8")
+                Path(name, file).write_text("\n".join([*lines, ""]), "utf-8")
             agreed, packages, needed = True, {}, defaultdict[LockedWheel, list[str]](list)
             for python in pythons:
                 for wheel in _compile(by_project, machine, index_url, Path(name), python):

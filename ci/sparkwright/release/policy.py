@@ -228,7 +228,8 @@ def load(root: Path, arch: str = "") -> ReleasePolicy:
     file = strict_yaml.load(path, PolicyFile)
     checks = list[tuple[str, str]]()
     for gate, rule in file.gates.items():
-        checks += [(gate, name) for name in (*rule.checks, *rule.optional, *rule.wanted)]
+        for name in (*rule.checks, *rule.optional, *rule.wanted):
+            checks.append((gate, name))
     gate_policy.require_declared(path, checks)
     return ReleasePolicy(file, {**_audit_digests(root, file, arch), **_gate_digests(root, file)})
 

@@ -236,7 +236,7 @@ class Publisher:
         )
         with index.changing(self.keys, self.policy.file.roles) as change:
             _set_release(change, release, contents, "verified")
-        return _changed(self._index(), name)
+        return self._changed(name)
 
     def yank(self, name: str, reason: str) -> Changed:
         """
@@ -257,7 +257,7 @@ class Publisher:
         _require_offered(entry)
         with index.changing(self.keys, self.policy.file.roles) as change:
             change.set_state(name, replace(entry.state, yanked=reason))
-        return _changed(self._index(), name)
+        return self._changed(name)
 
     def prune(self, keep: int) -> Changed:
         """
@@ -277,9 +277,7 @@ class Publisher:
                         change.remove(entry.release)
                         names.append(name)
                     newer[entry.state.stack] += not entry.state.yanked
-        index = self._index()
-        removed = repository.remove_unreferenced(index)
-        return replace(_changed(index, *sorted(names)), removed=tuple(removed))
+        return self._changed(*sorted(names), removed=repository.remove_unreferenced(self._index()))
 
     def refresh(self) -> Changed:
         """
@@ -288,8 +286,7 @@ class Publisher:
         """
         with self.open().changing(self.keys, self.policy.file.roles) as change:
             change.schedule_signing(*(["targets"] if change.holds("targets") else []))
-        index = self._index()
-        return replace(_changed(index), removed=tuple(repository.remove_unreferenced(index)))
+        return self._changed(removed=repository.remove_unreferenced(self._index()))
 
     def rotate(self, roles: Sequence[str], new: Keys) -> Changed:
         """
@@ -303,7 +300,12 @@ class Publisher:
         index = IndexFolder(self.folder, pin=self.policy.file.root, resuming=True)
         with index.require().changing(both, self.policy.file.roles) as change:
             change.rotate(roles, [signer.public_key for signer in new.signers.values()])
-        return _changed(self._index())
+        return self._changed()
+
+    def _changed(self, *names: str, removed: Iterable[str] = ()) -> Changed:
+        index = self._index()
+        expires = f"{min(index.expires.values()):%Y-%m-%dT%H:%M:%SZ}"
+        return Changed(index.version, expires, names, tuple(removed))
 
     def _url(self, index: IndexFolder, requested: str) -> str:
         """Return the address of *index*: the one it has, that of the policy, or *requested*."""
@@ -331,7 +333,8 @@ def _set_release(
         machines.append(lock.machine)
         pythons |= dict.fromkeys(lock.pythons)
     for wheel in release.wheels:
-        lacks.update(entry.gate for entry in wheel.proof.missing)
+        for entry in wheel.proof.missing:
+            lacks.add(entry.gate)
     state = ReleaseState(
         stack=release.stack,
         made=release.made,
@@ -347,11 +350,10 @@ def _put_wheels(
     change: Transaction, wheels: Iterable[wheel_facts.WheelFacts], release: Release
 ) -> None:
     """Bring the wheels that the index itself keeps to their places, and METADATA beside them."""
-    records = {wheel.sha256: wheel for wheel in release.wheels}
     for facts in wheels:
-        record = records[facts.wheel.sha256]
-        if not record.url:
-            change.put(record, facts.path, facts.metadata)
+        for record in release.wheels:
+            if record.sha256 == facts.wheel.sha256 and not record.url:
+                change.put(record, facts.path, facts.metadata)
 
 
 def _with_client(change: Transaction, url: str) -> tuple[ClientWheel, ...]:
@@ -414,10 +416,6 @@ def write_client(
         requires_python=project["requires-python"],
     )
     return record, path, text.encode()
-
-
-def _changed(index: IndexFolder, *names: str) -> Changed:
-    return Changed(index.version, f"{min(index.expires.values()):%Y-%m-%dT%H:%M:%SZ}", names)
 
 
 def _require_free_names(index: IndexFolder, wheels: Iterable[wheel_facts.WheelFacts]) -> None:

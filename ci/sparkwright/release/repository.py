@@ -341,7 +341,17 @@ class IndexFolder:
             with self.writing():
                 self.folder.mkdir(parents=True, exist_ok=True)
                 held.enter_context(lock)
-            self._require_unmoved()
+            timestamp = self.metadata_path("timestamp")
+            present = _bytes(timestamp) if timestamp.exists() else b""
+            next_root = self.metadata_path(
+                "root", 1 + (self.root.signed.version if self.root else 0)
+            )
+            if present != self.published_timestamp or next_root.exists():
+                raise ReleaseError(
+                    "index-moved",
+                    f"{self.folder} was changed by somebody else.",
+                    details=[f"read at version {self.version}"],
+                )
             yield
 
     @contextlib.contextmanager
@@ -357,17 +367,6 @@ class IndexFolder:
             raise ReleaseError(
                 "index-unwritable", f"{self.folder} cannot be written.", details=[str(error)]
             ) from error
-
-    def _require_unmoved(self) -> None:
-        timestamp = self.metadata_path("timestamp")
-        present = _bytes(timestamp) if timestamp.exists() else b""
-        version = self.root.signed.version if self.root else 0
-        if present != self.published_timestamp or self.metadata_path("root", version + 1).exists():
-            raise ReleaseError(
-                "index-moved",
-                f"{self.folder} was changed by somebody else.",
-                details=[f"read at version {self.version}"],
-            )
 
 
 class Transaction:
@@ -531,7 +530,8 @@ class Transaction:
     def _stage(self) -> dict[str, Metadata[Any]]:
         """Return the next version of the roles that have to be signed, the timestamp last."""
         staged: dict[str, Metadata[Any]] = {}
-        snapshot, timestamp = (copy.deepcopy(self._index.metadata[role].signed) for role in RENEWAL)
+        metadata = copy.deepcopy(self._index.metadata)
+        snapshot, timestamp = metadata["snapshot"].signed, metadata["timestamp"].signed
         if "targets" in self._signing:
             self._targets.unrecognized_fields[FIELD] = msgspec.to_builtins(self.facts)
             snapshot.meta["targets.json"] = self._next(self._targets, staged)
@@ -601,12 +601,10 @@ def remove_unreferenced(index: IndexFolder) -> list[str]:
     with index.locked(), index.writing():
         folder = index.folder
         used = {f"files/{file.sha256}" for file in index.files}
-        targets = index.metadata["targets"].signed.targets.values()
-        used |= {f"targets/{target.get_prefixed_paths()[0]}" for target in targets}
-        digest = "[0-9a-f]" * 64
-        patterns = (f"files/{digest}", f"targets/releases/{digest}.*", f"**/{UNFINISHED}*")
-        removed = []
-        for pattern in patterns:
+        for target in index.metadata["targets"].signed.targets.values():
+            used.add(f"targets/{target.get_prefixed_paths()[0]}")
+        digest, removed = "[0-9a-f]" * 64, list[str]()
+        for pattern in (f"files/{digest}", f"targets/releases/{digest}.*", f"**/{UNFINISHED}*"):
             for path in sorted(folder.glob(pattern)):
                 name = path.relative_to(folder).as_posix()
                 if name not in used and path.exists():

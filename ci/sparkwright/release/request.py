@@ -101,12 +101,16 @@ def require(
         missing.append(_missing("G2", "machine-other", text))
     if not kernel_log and "G7" in policy.file.required:
         missing.append(_missing("G7", HIDDEN, watchdog.MEANINGS[HIDDEN]))
-    stopping = [entry for entry in missing if channel == "verified" or entry.reference in STOPPING]
+    stopping, details = list[Missing](), list[str]()
+    for entry in missing:
+        if channel == "verified" or entry.reference in STOPPING:
+            stopping.append(entry)
+            details.append(f"{entry.gate}: {entry.says} ({entry.reference})")
     if stopping:
         raise ReleaseError(
             "request-unfit",
             f"{project.stack} with {' '.join(names)} cannot reach the channel {channel}.",
-            details=[f"{entry.gate}: {entry.says} ({entry.reference})" for entry in stopping],
+            details=details,
             data={"missing": stopping},
         )
     for entry in missing:

@@ -115,15 +115,15 @@ def _install_stock(context: RunContext, root: Path, path: Path, like: Path) -> N
         like: The site-packages of our environment, whose other packages are taken.
     """
     base, rule = official_wheel(context), _set_rule(context)
-    wheel = package_index.obtain_locked(context, base)
     path.parent.mkdir(parents=True)
-    shutil.copy2(wheel, path)
+    shutil.copy2(package_index.obtain_locked(context, base), path)
     installed = metadata.distributions(path=[str(like)])
     pins = [f"{each.name}=={each.version}" for each in installed if not is_ours(each.version)]
     rule = replace(rule, requires=(*rule.requires, *sorted(pins)), edits=())
-    project = canonicalize_name(base.name)
-    own = {LockedWheel(project, base.version, base.filename, path.as_uri(), base.sha256): path}
-    _install(context, root, own, rule)
+    locked = LockedWheel(
+        canonicalize_name(base.name), base.version, base.filename, path.as_uri(), base.sha256
+    )
+    _install(context, root, {locked: path}, rule)
 
 
 def _install(
@@ -162,5 +162,5 @@ def _install(
 
 
 def _set_rule(context: RunContext) -> policy.SetRule:
-    file = policy.load(context.project.root, context.project.spec.arch).file
-    return file.sets.get(context.project.stack, policy.SetRule())
+    rules = policy.load(context.project.root, context.project.spec.arch)
+    return rules.file.sets.get(context.project.stack, policy.SetRule())

@@ -102,19 +102,6 @@ def _headers(text: bytes, field: str) -> list[str]:
     return list(map(str, BytesParser().parsebytes(text, headersonly=True).get_all(field, [])))
 
 
-def _record(name: WheelName, text: bytes | None) -> BuildRecord:
-    if text is None:
-        raise WheelError("wheel-mismatch", f"{name.filename} was not built by sparkwright.")
-    try:
-        return msgspec.json.decode(text, type=BuildRecord)
-    except (ValueError, RecursionError) as error:
-        raise WheelError(
-            "wheel-mismatch",
-            f"The build record of {name.filename} cannot be read.",
-            details=[str(error)],
-        ) from error
-
-
 def _read(path: Path) -> WheelFacts:
     name = WheelName.parse(path.name)
     locked = locked_wheels.LockedWheel(
@@ -134,9 +121,18 @@ def _read(path: Path) -> WheelFacts:
             f"{path.name} is another wheel inside.",
             details=[f"WHEEL: Tag {', '.join(tags) or 'is missing'}"],
         )
+    if BUILD_RECORD not in texts:
+        raise WheelError("wheel-mismatch", f"{path.name} was not built by sparkwright.")
+    try:
+        record = msgspec.json.decode(texts[BUILD_RECORD], type=BuildRecord)
+    except (ValueError, RecursionError) as error:
+        raise WheelError(
+            "wheel-mismatch",
+            f"The build record of {path.name} cannot be read.",
+            details=[str(error)],
+        ) from error
     files = {member: sha256 for member, sha256, _ in checked.files.values()}
-    record, metadata = _record(name, texts.get(BUILD_RECORD)), texts["METADATA"]
-    subject = audit_wheel.read_subject(path)
+    metadata, subject = texts["METADATA"], audit_wheel.read_subject(path)
     return WheelFacts(
         path=path,
         wheel=ReleaseWheel(
