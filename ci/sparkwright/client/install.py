@@ -159,8 +159,8 @@ def install(
     lock = locks.get(machine) or locks.get("any")
     if lock is None:
         raise ClientError("release-unknown", f"{name} has no set for this machine.")
-    contents = (lock.sha256, release.edits, release.overlays, SITE)
-    key, folder = content_key("environment", contents), prefix.environment_folder(name)
+    key = content_key("environment", (lock.sha256, release.edits, release.overlays, SITE))
+    folder = prefix.environment_folder(name)
     with prefix.locked():
         prefix.remove_work_folders()
         before, present = prefix.marker(prefix.current), prefix.marker(name)
@@ -505,8 +505,8 @@ def find_changes(prefix: Prefix, name: str, *, deep: bool = False) -> list[str]:
     Args:
         deep: Read every file, instead of its size and time.
     """
-    folder, expected = prefix.environment_folder(name), prefix.listing(name)
-    marker = prefix.marker(name)
+    folder, marker = prefix.environment_folder(name), prefix.marker(name)
+    expected = prefix.listing(name)
     if not marker or not expected:
         return ["it is not whole, or not an environment of sparkwright"]
     if marker.folder != str(folder):
