@@ -575,7 +575,8 @@ def test_real_verdicts_of_an_h100_are_read_and_judged_by_the_policies_of_today()
     release = msgspec.json.decode((REHEARSAL / "release.json").read_bytes(), type=Release)
     wheel = next(wheel for wheel in release.wheels if wheel.fork == "vllm")
     source = next(fork for fork in release.forks if fork.name == "vllm")
-    facts = wheel_facts.from_record(replace(wheel, sbom=None), source, release.stack, REHEARSAL)
+    path = REHEARSAL / wheel.path
+    facts = wheel_facts.WheelFacts(path=path, wheel=wheel, source=source, stack=release.stack)
     results = decision.read_results(facts.path, REHEARSAL)
     with refusal("verdict-hollow"):
         decision.decide(facts, results, policy.load(wheels.ROOT, "9.0a"))

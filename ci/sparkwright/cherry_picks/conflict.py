@@ -61,8 +61,10 @@ def explain(
             exclude = f"sparkwright patch pick {patch.pick} {options} --exclude PATH=REASON"
             commands = [exclude, commands[0]]
     present, original = objects.paths(outcome.tree), objects.paths(base.tree)
-    rows = [*outcome.says, f"fork: {fork}", f"base: {base.name}", f"tree: {outcome.tree}"]
-    rows += [f"patch: {patch.name}", f"subject: {patch.subject}", f"author: {patch.author}"]
+    rows = [
+        *(*outcome.says, f"fork: {fork}", f"base: {base.name}", f"tree: {outcome.tree}"),
+        *(f"patch: {patch.name}", f"subject: {patch.subject}", f"author: {patch.author}"),
+    ]
     if patch.pick:
         rows.append(f"page: {upstream.ledger.page(patch.pick)}")
     wrong = list[str]()

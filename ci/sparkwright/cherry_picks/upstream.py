@@ -275,9 +275,10 @@ def changes(objects: Objects, tip: str, paths: Collection[str], after: str = "")
     Args:
         after: A commit, whose history is left out.
     """
-    words = ["log", "--first-parent", "-m", "--full-diff", "--raw"]
-    words += ["--no-abbrev", "--no-renames", "-z", "--format=%x01%H%x00%P", tip]
-    words += [f"^{after}"] if after else []
+    words = [
+        *("log", "--first-parent", "-m", "--full-diff", "--raw", "--no-abbrev", "--no-renames"),
+        *("-z", "--format=%x01%H%x00%P", tip, *([f"^{after}"] if after else [])),
+    ]
     out, listed = objects.text(*words, "--", *paths), list[Change]()
     for entry in re.split(r"\x01(?=[0-9a-f]{40}\0)", out)[1:]:
         commit, parents, *rest = (word.strip("\n") for word in entry.rstrip("\0\n").split("\0"))

@@ -14,6 +14,7 @@ can be compared with it.
 """
 
 import configparser
+import functools
 import hashlib
 import itertools
 import os
@@ -190,7 +191,7 @@ def obtain(cache: Path, wheels: Sequence[LockedWheel]) -> list[Path]:
         paths = [_path(cache, wheel) for wheel in wheels]
         valid = pool.map(_is_valid, wheels, paths)
         for wheel, path, good in zip(wheels, paths, valid, strict=True):
-            part = _partial(path)
+            part = path.with_name(f"{path.name}.part")
             if not good:
                 missing.append((wheel, path))
                 size += wheel.size
@@ -198,14 +199,11 @@ def obtain(cache: Path, wheels: Sequence[LockedWheel]) -> list[Path]:
         check_room(cache, size - present)
         with console.progress("wheels", size, "bytes") as line:
 
-            def bring(wheel: LockedWheel, path: Path) -> None:
-                def advance(count: int, _total: int) -> None:
-                    arrived[wheel.sha256] = count
-                    line.update(arrived.total(), wheel.name)
+            def advance(wheel: LockedWheel, count: int, _total: int) -> None:
+                arrived[wheel.sha256] = count
+                line.update(arrived.total(), wheel.name)
 
-                _download(wheel, path, advance, stopped)
-
-            futures = [pool.submit(bring, *pair) for pair in missing]
+            futures = [pool.submit(_download, *pair, advance, stopped) for pair in missing]
             try:
                 for future in as_completed(futures, SECONDS):
                     future.result()
@@ -226,11 +224,6 @@ def _path(cache: Path, wheel: LockedWheel) -> Path:
     return own_folder(cache, "wheels", wheel.sha256) / wheel.name
 
 
-def _partial(path: Path) -> Path:
-    """Return where the file arrives that is to lie at *path*."""
-    return path.with_name(f"{path.name}.part")
-
-
 def _is_valid(wheel: LockedWheel, path: Path) -> bool:
     local = urlsplit(wheel.url).scheme == "file"
     regular = path.is_file() and (local or not path.is_symlink())
@@ -247,11 +240,11 @@ def _is_valid(wheel: LockedWheel, path: Path) -> bool:
 def _download(
     wheel: LockedWheel,
     path: Path,
-    on_progress: Callable[[int, int], None],
+    on_progress: Callable[[LockedWheel, int, int], None],
     stopped: threading.Event,
 ) -> None:
     """Download *wheel* to *path*."""
-    partial = _partial(path)
+    partial = path.with_name(f"{path.name}.part")
     if partial.is_symlink() or (partial.exists() and partial.stat().st_nlink > 1):
         partial.unlink()
     try:
@@ -260,7 +253,7 @@ def _download(
             partial,
             wheel.sha256,
             size=wheel.size,
-            on_progress=on_progress,
+            on_progress=functools.partial(on_progress, wheel),
             stopped=stopped,
         )
     except http.HttpFailure as failure:

@@ -392,7 +392,7 @@ def _wheel(facts: WheelFacts, rule: ForkRule, serving: Ladder | None) -> Iterato
     if not facts.source.resolved:
         text = line(f"{facts.source.origin}: pinned by {facts.source.pin} only")
         yield Missing("source", "not-run", "source-unresolved", text)
-    if not facts.sbom:
+    if not (facts.sbom or facts.wheel.sbom):
         yield Missing("sbom", "not-run", "sbom-missing", "the wheel holds no SBOM")
     if rule.isolated and not facts.wheel.isolated:
         network = "the compilation could have used the network"

@@ -148,9 +148,10 @@ def make(folder: Path, names: Sequence[str] = tuple(KEY_ROLES)) -> dict[Path, Ke
     Raises:
         key-invalid: A file is there already, or cannot be written. disk-full: There is no room.
     """
-    protection: serialization.KeySerializationEncryption = serialization.NoEncryption()
-    if secret := passphrase():
-        protection = serialization.BestAvailableEncryption(secret.encode())
+    secret = passphrase().encode()
+    protection: serialization.KeySerializationEncryption = (
+        serialization.BestAvailableEncryption(secret) if secret else serialization.NoEncryption()
+    )
     pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     pairs: dict[Path, Key] = {}
     try:

@@ -35,15 +35,11 @@ from sparkwright.client.records import (
 from sparkwright.core.errors import UsageError
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.forks.context import RunContext
-from sparkwright.release import (
-    ReleaseError,
-    release_draft,
-    repository,
-    wheel_facts,
-)
+from sparkwright.release import ReleaseError, release_draft, repository
 from sparkwright.release.keys import Keys
 from sparkwright.release.policy import ReleasePolicy
 from sparkwright.release.repository import ClientWheel, IndexEntry, IndexFolder, Transaction
+from sparkwright.release.wheel_facts import WheelFacts
 
 PACKAGE = Path(sparkwright.__file__).parent
 #: Names the requirements and the modules of the distribution.
@@ -222,7 +218,9 @@ class Publisher:
         contents: release_draft.Contents = {}
         sources = {fork.name: fork for fork in entry.release.forks}
         facts = [
-            wheel_facts.from_record(wheel, sources[wheel.fork], stack, self.folder)
+            WheelFacts(
+                path=self.folder / wheel.path, wheel=wheel, source=sources[wheel.fork], stack=stack
+            )
             for wheel in entry.release.wheels
         ]
         facts, locks = release_draft.prove(facts, self.policy, verdicts, contents), b""
@@ -346,9 +344,7 @@ def _set_release(
     change.set_release(release, state)
 
 
-def _put_wheels(
-    change: Transaction, wheels: Iterable[wheel_facts.WheelFacts], release: Release
-) -> None:
+def _put_wheels(change: Transaction, wheels: Iterable[WheelFacts], release: Release) -> None:
     """Bring the wheels that the index itself keeps to their places, and METADATA beside them."""
     for facts in wheels:
         for record in release.wheels:
@@ -418,7 +414,7 @@ def write_client(
     return record, path, text.encode()
 
 
-def _require_free_names(index: IndexFolder, wheels: Iterable[wheel_facts.WheelFacts]) -> None:
+def _require_free_names(index: IndexFolder, wheels: Iterable[WheelFacts]) -> None:
     """Raise `wheel-name-taken` for a file name that the index has, or had, for other bytes."""
     published = index.wheels
     for facts in wheels:
@@ -464,7 +460,7 @@ def _require_order(
 
 
 def _same_release(
-    index: IndexFolder, stack: str, wheels: Sequence[wheel_facts.WheelFacts]
+    index: IndexFolder, stack: str, wheels: Sequence[WheelFacts]
 ) -> IndexEntry | None:
     """Return the release of exactly *wheels*; raise `release-yanked` if it is yanked."""
     hashes = {facts.wheel.sha256 for facts in wheels}

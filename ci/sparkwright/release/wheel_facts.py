@@ -50,7 +50,8 @@ class WheelFacts(msgspec.Struct, frozen=True, kw_only=True):
         source: Where its fork comes from.
         metadata: METADATA. *sbom*: the one inside; empty if there is none.
         record: Its build record, and *checked*, what an installer writes, with `SITE` as
-            site-packages; None if the wheel was not read.
+            site-packages. A published wheel is known by *wheel* alone and was not read: they are
+            None, and *metadata* and *sbom* empty.
     """
 
     path: Path
@@ -84,17 +85,6 @@ def read_all(paths: Sequence[Path]) -> tuple[WheelFacts, ...]:
             )
         facts[key] = read
     return tuple(facts.values())
-
-
-def from_record(wheel: ReleaseWheel, source: ForkSource, stack: str, index: Path) -> WheelFacts:
-    """
-    Return what a published wheel is, by its signed record; its bytes are not read.
-
-    Args:
-        index: The folder of the index, in which its SBOM lies.
-    """
-    sbom = (index / wheel.sbom.path).read_bytes() if wheel.sbom else b""
-    return WheelFacts(path=index / wheel.path, wheel=wheel, source=source, stack=stack, sbom=sbom)
 
 
 def _headers(text: bytes, field: str) -> list[str]:
