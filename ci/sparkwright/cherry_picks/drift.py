@@ -138,9 +138,9 @@ def plan_bump(upstream: Upstream, version: str, drop: Collection[str] = ()) -> B
     for name in gone:
         del patches[name]
     tried = trials(upstream, list(patches.values()), base)
-    for trial in tried:
-        if trial.state in ("already-upstream", "empty"):
-            gone[trial.patch] = trial.proof
+    gone |= {
+        trial.patch: trial.proof for trial in tried if trial.state in ("already-upstream", "empty")
+    }
     lock = msgspec.structs.replace(context.lock, forks={**context.lock.forks, fork: resolved})
     files = {
         f"forks/{project.stack}/stack.yaml": stack_text,

@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.cherry_picks import apply, ledger, series
-from sparkwright.cherry_picks.patch import CONTEXT, Patch, PatchError, parse, render
+from sparkwright.cherry_picks.patch import CONTEXT, PatchError, parse, render
 from sparkwright.cherry_picks.upstream import Base, Upstream
 from sparkwright.core import git
 from sparkwright.core.console import console
@@ -116,12 +116,9 @@ def start(
     context, fork = upstream.context, upstream.fork
     refuse_worktree(context, fork)
     folder = folder_of(context, fork)
-    picks, ours, states, stuck = list[Patch](), list[str](), dict[str, str](), dict[str, str]()
-    for patch in series.load_series(context, fork):
-        if patch.name not in gone and patch.pick:
-            picks.append(patch)
-        elif patch.name not in gone:
-            ours.append(patch.name)
+    states, stuck = dict[str, str](), dict[str, str]()
+    patches = [patch for patch in series.load_series(context, fork) if patch.name not in gone]
+    picks = [patch for patch in patches if patch.pick]
     tried = list(zip(picks, apply.evaluate(context.objects, base.tree, picks), strict=True))
     for pick, reply in tried:
         states[pick.name] = reply.status
@@ -154,7 +151,7 @@ def start(
                 WorktreeState(dict(gone), dict(files), _inputs(context, fork, files))
             )
         )
-        stopped = _am(upstream, scratch, ours)
+        stopped = _am(upstream, scratch, [patch.name for patch in patches if not patch.pick])
         # The store may be removed; beyond this copy of it, it serves merges only.
         work.run(["repack", "-q", "-a", "-d", "--window=0", "--threads=1"])
     states |= dict.fromkeys(exported(git.Objects(folder / ".git"), PICKS, "HEAD"), "applied")

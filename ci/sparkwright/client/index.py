@@ -101,9 +101,9 @@ def fetch(url: str, limit: int, seconds: float) -> bytes | None:
     if reply.status in (403, 404, 410):
         return None
     if reply.status != 200:
-        passing = reply.status in (429, *range(500, 600))
         raise ClientError(
-            "index-unreachable" if passing else "index-invalid", f"{name} answers {reply.status}."
+            "index-unreachable" if reply.status in (429, *range(500, 600)) else "index-invalid",
+            f"{name} answers {reply.status}.",
         )
     return reply.body
 

@@ -485,9 +485,8 @@ def prepare_wheels(
                 replaced[file] = locked_wheels.read_member(upper, file)
         replaced |= locked_wheels.edited(checked, edits, SITE)
     # uv links from its cache, which has the files of a wheel that is installed.
-    held, new, size = set[str](), 0, 0
-    for marker in prefix.installed().values():
-        held.update(marker.wheels.values())
+    held = {sha256 for marker in prefix.installed().values() for sha256 in marker.wheels.values()}
+    new, size = 0, 0
     for wheel in checked:
         size += wheel.size
         new += wheel.size if wheel.wheel.sha256 not in held else 0

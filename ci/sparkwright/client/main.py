@@ -190,8 +190,8 @@ def _show(result: dict[str, Any]) -> dict[str, Any]:
         "switched": "is current",
     }[result["state"]]
     console.result(f"{result['name']} {done}: {result['folder']}")
-    counts = (f"{len(result[kind])} {kind}" for kind in ("added", "removed"))
-    console.result(f"  packages: {', '.join(counts)}, {result['unchanged']} unchanged")
+    added, removed = len(result["added"]), len(result["removed"])
+    console.result(f"  packages: {added} added, {removed} removed, {result['unchanged']} unchanged")
     return {"release": result}
 
 
@@ -255,9 +255,13 @@ def doctor(arguments: argparse.Namespace) -> dict[str, Any]:
         yanked = _yanked(prefix, installed[name]) if name in installed else ""
         changes = installation.find_changes(prefix, name, deep=arguments.deep)
         releases[name] = {"current": current, "yanked": yanked, "faults": changes}
-        reason = f"yanked: {yanked}" if yanked else ""
-        condition = "; ".join(changes[:3]) or "intact"
-        rows.append([f"{'*' if current else ' '} {name}", reason, condition])
+        rows.append(
+            [
+                f"{'*' if current else ' '} {name}",
+                f"yanked: {yanked}" if yanked else "",
+                "; ".join(changes[:3]) or "intact",
+            ]
+        )
         faults += [f"{name}: {change}" for change in changes]
     console.table(str(prefix.root), ["  release", "", "condition"], rows, result=True)
     if faults:

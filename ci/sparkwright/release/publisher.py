@@ -419,9 +419,8 @@ def _require_free_names(index: IndexFolder, wheels: Iterable[WheelFacts]) -> Non
     published = index.wheels
     for facts in wheels:
         wheel = facts.wheel
-        taken = index.facts.retired.get(wheel.name, wheel.sha256)
-        if wheel.name in published:
-            taken = published[wheel.name].sha256
+        earlier = published.get(wheel.name, wheel).sha256
+        taken = index.facts.retired.get(wheel.name, earlier)
         if taken != wheel.sha256:
             raise ReleaseError(
                 "wheel-name-taken",
