@@ -90,8 +90,7 @@ class PackKey(msgspec.Struct, frozen=True, kw_only=True):
             if self.wheels.get(project) != here.wheels.get(project):
                 differences.append(f"wheel of {project}")
         for setting in sorted({*self.settings} ^ {*here.settings}):
-            whose = "pack" if setting in self.settings else "here"
-            differences.append(f"{whose}: {setting}")
+            differences.append(f"{'pack' if setting in self.settings else 'here'}: {setting}")
         return differences
 
 

@@ -14,7 +14,6 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 
 from sparkwright.bench.results import Result
 from sparkwright.client.records import (
@@ -186,7 +185,9 @@ def decide(
     """
     _require_subject(facts, results)
     ladder, throughput = results.ladder or Ladder(facts.stack, None, ()), results.throughput
-    ladder = replace(ladder, verdicts=_sound_verdicts(facts, ladder.verdicts, throughput, policy))
+    ladder = msgspec.structs.replace(
+        ladder, verdicts=_sound_verdicts(facts, ladder.verdicts, throughput, policy)
+    )
     rule = policy.file.forks.get(facts.source.name)
     required = rule or ForkRule(gates=())
     missing, recipes = _gates(facts, required, ladder, policy)

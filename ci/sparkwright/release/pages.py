@@ -10,7 +10,7 @@ what a killed run left old, the next command writes again.
 import functools
 import shutil
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,15 +48,17 @@ def write(index: "IndexFolder") -> None:
     folder, entries = index.folder, index.entries
     for name, entry in entries.items():
         earlier = entries.get(entry.release.before)
-        page = template("release.html").render(
+        _write(
+            folder / "releases" / name,
+            "release.html",
             title=name,
             state=entry.state,
             url=index.facts.url,
-            link=_link,
             **view(entry.release, earlier.release if earlier else None),
         )
-        _write(folder / "releases" / name / "index.html", page)
-    front = template("index.html").render(
+    _write(
+        folder,
+        "index.html",
         title="Wheels for DGX Spark",
         fingerprint=index.fingerprint,
         url=index.facts.url,
@@ -66,7 +68,6 @@ def write(index: "IndexFolder") -> None:
         entries=entries.values(),
         size_of=size,
     )
-    _write(folder / "index.html", front)
     for channel in CHANNELS:
         _write_simple(folder / "simple" / channel, index, channel)
     _remove_others(folder / "releases", entries)
@@ -82,9 +83,9 @@ def _write_simple(folder: Path, index: "IndexFolder", channel: Channel) -> None:
             _, earlier = projects[wheel.project].get(wheel.name, (wheel, "not offered yet"))
             # A wheel of several releases is yanked only with all of them.
             projects[wheel.project][wheel.name] = (wheel, earlier and entry.state.yanked)
-    _write_page(folder, "Simple index", projects=projects)
+    _write(folder, "simple.html", title="Simple index", projects=projects)
     for project, wheels in projects.items():
-        _write_page(folder / project, f"Links for {project}", wheels=wheels)
+        _write(folder / project, "simple.html", title=f"Links for {project}", wheels=wheels)
     _remove_others(folder, projects)
 
 
@@ -94,18 +95,14 @@ def _link(file: ReleaseFile, depth: int) -> str:
     return file.url or "../" * depth + file.path.replace("+", "%2B")
 
 
-def _write_page(folder: Path, title: str, **content: Mapping[str, object]) -> None:
-    """Write a page of the simple API (PEP 503), of *projects* or of *wheels* with their yanks."""
-    _write(
-        folder / "index.html", template("simple.html").render(title=title, link=_link, **content)
-    )
-
-
-def _write(path: Path, page: str) -> None:
-    """Write *path* whole or not at all, unless it has this content."""
-    data = page.encode()
+def _write(folder: Path, name: str, **content: Any) -> None:
+    """
+    Write the page of *folder*, by the template *name*, whole or not at all, unless it has this
+    content.
+    """
+    path, data = folder / "index.html", template(name).render(link=_link, **content).encode()
     if not path.exists() or path.read_bytes() != data:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         write_file(path, data)
 
 

@@ -130,7 +130,7 @@ class IndexFolder:
             self.metadata[role.type].signed.version = 0
         self.published_timestamp, self.facts = b"", IndexFacts()
         try:
-            if odd := next(_irregular(folder), None):
+            if odd := _irregular(folder):
                 raise ValueError(f"neither a file nor a folder, or one for the other: {odd}")
             self._read(resuming=resuming)
         # A role's file that holds another role's metadata lacks attributes.
@@ -631,21 +631,20 @@ def damaged_files(folder: Path, files: Sequence[ReleaseFile]) -> list[str]:
     ]
 
 
-def _irregular(folder: Path) -> Iterator[Path]:
-    """Yield what a write would follow, or a read wait for: links, pipes, and files for folders."""
+def _irregular(folder: Path) -> Path | None:
+    """Return what a write would follow, or a read wait for: a link, pipe, or file for a folder."""
     front = folder / "index.html"
     if folder.exists() and not folder.is_dir():
-        yield folder
+        return folder
     if front.exists() and not front.is_file():
-        yield front
-    for name in FOLDERS:
-        top = folder / name
+        return front
+    for top in map(folder.joinpath, FOLDERS):
         if top.is_symlink() or (top.exists() and not top.is_dir()):
-            yield top
-            continue
+            return top
         for path in top.rglob("*"):
             if path.is_symlink() or (path.exists() and not (path.is_file() or path.is_dir())):
-                yield path
+                return path
+    return None
 
 
 def _bytes(path: Path) -> bytes:

@@ -12,7 +12,6 @@ from importlib import metadata
 from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from sparkwright.bench.server import wheel_identity
@@ -119,7 +118,7 @@ def _install_stock(context: RunContext, root: Path, path: Path, like: Path) -> N
     shutil.copy2(package_index.obtain_locked(context, base), path)
     installed = metadata.distributions(path=[str(like)])
     pins = [f"{each.name}=={each.version}" for each in installed if not is_ours(each.version)]
-    rule = replace(rule, requires=(*rule.requires, *sorted(pins)), edits=())
+    rule = msgspec.structs.replace(rule, requires=(*rule.requires, *sorted(pins)), edits=())
     locked = LockedWheel(
         canonicalize_name(base.name), base.version, base.filename, path.as_uri(), base.sha256
     )
@@ -134,7 +133,7 @@ def _install(
     locked = locked_set.resolve(
         own,
         context.machine,
-        replace(rule, pythons=(SHORT,)),
+        msgspec.structs.replace(rule, pythons=(SHORT,)),
         index_url=package_index.index_url(),
     )
     name = f"{context.project.stack}.1"
