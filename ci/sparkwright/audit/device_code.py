@@ -89,10 +89,9 @@ class DeviceCode(msgspec.Struct, frozen=True):
     def counts(self, kind: Literal["ptx", "cubin"]) -> dict[str, int]:
         """Return the number of images of that kind by target, ``sm_80`` before ``sm_100``."""
         numbers = Counter(image.target for image in self.images if image.kind == kind)
-        return {
-            name: numbers[name]
-            for name in sorted(numbers, key=lambda name: (parsed(name.rstrip("?")), name))
-        }
+        return dict(
+            sorted(numbers.items(), key=lambda entry: (parsed(entry[0].rstrip("?")), entry[0]))
+        )
 
 
 def read(
@@ -115,17 +114,20 @@ def read(
     """
     if not library.fatbins:
         return DeviceCode()
-    images = list[DeviceImage]()
+    images, hashes = list[DeviceImage](), list[str]()
     try:
         for entry in elf.fatbin_entries(data, library.fatbins):
             is_cubin, target, kernels = entry.kind == "cubin", entry.arch, tuple[str, ...]()
             unpacked = parsed(entry.arch)[0] == generation if is_cubin else compiled
-            content = elf.unpack(data, entry) if unpacked else b""
+            content, sha256 = b"", ""
+            if unpacked:
+                content = elf.unpack(data, entry)
+                sha256 = sha256_bytes(content)
+                hashes.append(sha256)
             if is_cubin and unpacked:
                 target, kernels = _read_cubin(content)
             elif match := _PTX_TARGET.search(content[:_PTX_HEAD]):
                 target = match[1].decode()
-            sha256 = sha256_bytes(content) if unpacked else ""
             target = target or f"{entry.arch}?"
             images.append(
                 DeviceImage(entry.kind, entry.container, entry.arch, target, sha256, kernels)
@@ -133,8 +135,9 @@ def read(
             visit(images[-1], content)
     except elf.ElfUnreadable as error:
         return DeviceCode(digest=_sections_digest(data, library), fault=str(error))
-    hashes = sorted(image.sha256 for image in images if image.sha256)
-    digest = sha256_bytes(canonical(hashes)) if compiled else _sections_digest(data, library)
+    digest = (
+        sha256_bytes(canonical(sorted(hashes))) if compiled else _sections_digest(data, library)
+    )
     return DeviceCode(tuple(images), digest)
 
 

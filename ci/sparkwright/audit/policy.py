@@ -115,8 +115,10 @@ class LibraryPolicy(_Record, frozen=True):
         if self.role == "base" and not self.reason.strip():
             raise ValueError(f"{self.glob} is not compiled for the stack, which wants a reason")
         try:
-            for pattern in (*self.kernels, *(rule.pattern for rule in self.opcodes)):
+            for pattern in self.kernels:
                 re.compile(pattern)
+            for rule in self.opcodes:
+                re.compile(rule.pattern)
         except re.error as error:
             raise ValueError(f"{error.pattern!r} is not a regular expression: {error}") from error
 
@@ -138,8 +140,8 @@ class LibraryPolicy(_Record, frozen=True):
     @property
     def kernels(self) -> tuple[str, ...]:
         """Regular expressions of the kernels whose instructions are read."""
-        opcodes = (rule.kernels for rule in self.opcodes)
-        return (*opcodes, *(rule.kernels for rule in self.trap_free))
+        rules: tuple[Opcode | TrapFree, ...] = (*self.opcodes, *self.trap_free)
+        return tuple(rule.kernels for rule in rules)
 
 
 class DistributionPolicy(_Record, frozen=True):
@@ -201,8 +203,10 @@ class AuditPolicy(_Record, frozen=True):
     def library(self, distribution: str, name: str) -> LibraryPolicy | None:
         """Return the first policy of *distribution* whose glob matches the member *name*."""
         listed = self.distributions.get(distribution)
-        policies = listed.libraries if listed else ()
-        return next((policy for policy in policies if fnmatchcase(name, policy.glob)), None)
+        for policy in listed.libraries if listed else ():
+            if fnmatchcase(name, policy.glob):
+                return policy
+        return None
 
 
 def load(path: Path, arch: str) -> AuditPolicy:

@@ -177,16 +177,16 @@ def raise_for_findings(*reports: AuditReport) -> None:
     Raises:
         audit-failed: The details are the first findings, one a line.
     """
-    details = list[str]()
+    details, files = list[str](), list[str]()
     for report in reports:
+        files += [] if report.passed else [report.subject.file]
         for finding in report.findings:
             file = finding.library or report.subject.file
             details.append(f"{finding.rule}: {file}: {finding.text}")
     if details:
-        files = ", ".join(report.subject.file for report in reports if not report.passed)
         raise BuildError(
             "audit-failed",
-            f"{len(details)} finding(s) in {files}.",
+            f"{len(details)} finding(s) in {', '.join(files)}.",
             details=details[:SHOWN],
         )
 
@@ -222,12 +222,23 @@ def show(*reports: AuditReport, result: bool = False) -> None:
 
 
 def _cells(library: AuditedLibrary) -> list[str]:
-    cubins, ptx = _counted(library.cubins), _counted(library.ptx)
-    opcodes = [f"{pattern} {count}" for pattern, count in library.opcodes.items()]
-    levels = ", ".join(f"{count} {level}" for level, count in library.spark.items())
-    cells = [cubins, ptx, ", ".join(opcodes), levels]
-    return [library.name, library.role, as_size(library.size), *(cell or "–" for cell in cells)]
+    return [
+        library.name,
+        library.role,
+        as_size(library.size),
+        counted(library.cubins, "{name}×{count}", " ") or "–",
+        counted(library.ptx, "{name}×{count}", " ") or "–",
+        counted(library.opcodes, "{name} {count}", ", ") or "–",
+        counted(library.spark, "{count} {name}", ", ") or "–",
+    ]
 
 
-def _counted(by_arch: Mapping[str, int]) -> str:
-    return " ".join(f"{arch.removeprefix('sm_')}×{count}" for arch, count in by_arch.items())
+def counted(numbers: Mapping[str, int], form: str, separator: str) -> str:
+    """
+    Return *numbers* for people, each in *form*, which has the fields ``{name}`` and ``{count}``; of
+    a target the name is the number.
+    """
+    texts = [
+        form.format(name=name.removeprefix("sm_"), count=count) for name, count in numbers.items()
+    ]
+    return separator.join(texts)

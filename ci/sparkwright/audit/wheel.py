@@ -50,6 +50,7 @@ from sparkwright.audit.report import (
     AuditedWheel,
     AuditFinding,
     AuditReport,
+    counted,
 )
 from sparkwright.builder import toolchain
 from sparkwright.builder.wheel import elf, symbols
@@ -389,11 +390,10 @@ def audit(
         audited = LibraryAudit(policy, about, contents, name, ours=judged == "stack")
         libraries.append(audited.inspect_cubins(files))
         findings += audited.findings
-    findings += [
-        AuditFinding(name, "record-surplus", "RECORD lists it, the wheel does not hold it")
-        for name in contents.rows.keys() - names
-        if not _UNSIGNED.fullmatch(name)
-    ]
+    for name in contents.rows.keys() - names:
+        if not _UNSIGNED.fullmatch(name):
+            message = "RECORD lists it, the wheel does not hold it"
+            findings.append(AuditFinding(name, "record-surplus", message))
     if listed.size_max is not None and about.size > listed.size_max:
         findings.append(
             AuditFinding("", "size-over", f"{about.size} bytes, allowed: {listed.size_max}")
@@ -412,15 +412,8 @@ def audit(
         faults = [symbol for symbol in lacking if not symbols.inherited(symbol, bases.get(name))]
         if faults:
             findings.append(AuditFinding(name, "undefined-symbol", symbols.listed(faults)))
-    present = [policy.library(about.name, library.name) for library in libraries]
-    findings += [
-        AuditFinding(wants.glob, "library-missing", "the policy asks for it")
-        for wants in listed.libraries
-        if wants.role == "target"
-        and wants.external not in record.unlocked
-        and wants not in present
-        and judged == "stack"
-    ]
+    if judged == "stack":
+        findings += _missing_libraries(policy, about, libraries, record)
     digests = sorted({library.device_code for library in libraries} - {""})
     return AuditReport(
         subject=about,
@@ -438,6 +431,21 @@ def audit(
     )
 
 
+def _missing_libraries(
+    policy: AuditPolicy,
+    about: AuditedWheel,
+    libraries: Iterable[AuditedLibrary],
+    record: AuditedRecord,
+) -> Iterator[AuditFinding]:
+    """Yield the target libraries that the policy asks for and the wheel does not hold."""
+    present = [policy.library(about.name, library.name) for library in libraries]
+    listed = policy.distributions.get(about.name)
+    for wants in listed.libraries if listed else ():
+        wanted = wants.role == "target" and wants.external not in record.unlocked
+        if wanted and wants not in present:
+            yield AuditFinding(wants.glob, "library-missing", "the policy asks for it")
+
+
 def _unusable(
     policy: AuditPolicy,
     contents: Contents,
@@ -452,43 +460,46 @@ def _unusable(
     Args:
         objects: The libraries that can be read, by member.
     """
-    levels, roles = Counter[str](), {audited.role for audited in libraries}
+    levels, judged_alone = Counter[str](), False
     for audited in libraries:
+        # Of libraries that the policy names as targets, each is judged by itself.
+        judged_alone |= audited.role == "target"
         levels.update(audited.spark if audited.role != "base" else {})
-    # Of libraries that the policy names as targets, each is judged by itself.
-    if levels and "target" not in roles and not levels.keys() & MACHINE_CODE:
-        units = ", ".join(f"{count} {level}" for level, count in levels.items())
+    if levels and not judged_alone and not levels.keys() & MACHINE_CODE:
+        units = counted(levels, "{count} {name}", ", ")
         yield AuditFinding(
             "",
             "code-missing",
             f"no machine code in the wheel is for a GPU of SM {elf.version_text(policy.device)} "
             f"(compiled units: {units})",
         )
-    stack = {*_cuda_releases(policy.needed).values()}
-    needs = {library: _cuda_releases(shared.needed) for library, shared in objects.items()}
-    if not stack or any(not stack.isdisjoint(releases.values()) for releases in needs.values()):
-        return
+    stack, foreign = {*_cuda_releases(policy.needed).values()}, list[AuditFinding]()
     required = " ".join(contents.metadata.get("requires_dist", []))
     files = {member.rpartition("/")[2] for member in contents.rows}
-    for library, releases in needs.items():
-        wanted = [
-            name
-            for name, release in releases.items()
-            if f"-cu{release}" not in required and name not in files
-        ]
+    for library, shared in objects.items():
+        releases = _cuda_releases(shared.needed)
+        if not stack or not stack.isdisjoint(releases.values()):
+            return
+        wanted = list[str]()
+        for name, release in releases.items():
+            if f"-cu{release}" not in required and name not in files:
+                wanted.append(name)
         if wanted:
-            yield AuditFinding(
-                library,
-                "needed-foreign",
+            message = (
                 f"it wants {', '.join(wanted)}; the stack has CUDA {', '.join(sorted(stack))}, and "
-                "the wheel requires no other",
+                "the wheel requires no other"
             )
+            foreign.append(AuditFinding(library, "needed-foreign", message))
+    yield from foreign
 
 
 def _cuda_releases(names: Iterable[str]) -> dict[str, str]:
     """Return the shared libraries of CUDA among *names*, sorted, each with its release."""
-    matches = filter(None, map(_CUDA_LIBRARY.fullmatch, sorted(names)))
-    return {match[0]: match[1] for match in matches}
+    releases = dict[str, str]()
+    for name in sorted(names):
+        if match := _CUDA_LIBRARY.fullmatch(name):
+            releases[name] = match[1]
+    return releases
 
 
 def _member_findings(member: Member, row: zips.RecordRow | None) -> Iterator[AuditFinding]:
@@ -542,8 +553,12 @@ class LibraryAudit:
         self._wants = wants or LibraryPolicy("", "base", "No policy names it.")
         self._policy = policy
         #: Units of this library and those that are linked into several, and the former alone.
-        self._units = [unit for unit in record.units if unit.library in (name, "")]
-        self._linked = [unit for unit in self._units if unit.library]
+        self._units, self._linked = list[CompiledUnit](), list[CompiledUnit]()
+        for unit in record.units:
+            if unit.library == name:
+                self._linked.append(unit)
+            if unit.library in (name, ""):
+                self._units.append(unit)
         self.findings: list[AuditFinding] = []
         #: What the library asks of its machine; None if it cannot be read.
         self.shared: elf.SharedObject | None = None
@@ -558,10 +573,11 @@ class LibraryAudit:
         units: Iterable[CompiledUnit] = (),
     ) -> None:
         """Add a finding about the library, these *units* and those that *images* come from."""
-        hashes = {image.sha256 for image in images}
-        sources = [unit for unit in self._units if any(code[1] in hashes for code in unit.code)]
-        names = tuple(unit.name for unit in (*units, *sources))
-        self.findings.append(AuditFinding(self._name, rule, message, names))
+        hashes, names = {image.sha256 for image in images}, [unit.name for unit in units]
+        for unit in self._units:
+            if not hashes.isdisjoint(unit.hashes):
+                names.append(unit.name)
+        self.findings.append(AuditFinding(self._name, rule, message, tuple(names)))
 
     def inspect(self, member: Member, programs: Path, deadline: float) -> AuditedLibrary:
         """
@@ -592,12 +608,16 @@ class LibraryAudit:
 
     def inspect_cubins(self, cubins: Sequence[tuple[Member, DeviceImage]]) -> AuditedLibrary:
         """Return what the *cubins* hold, which are files of a folder of the wheel."""
-        code = DeviceCode(tuple(image for _, image in cubins))
-        digest = sha256_bytes(canonical(sorted(member.sha256 for member, _ in cubins)))
+        images, hashes, size = list[DeviceImage](), list[str](), 0
+        for member, image in cubins:
+            images.append(image)
+            hashes.append(member.sha256)
+            size += member.size
+        code, digest = DeviceCode(tuple(images)), sha256_bytes(canonical(sorted(hashes)))
         return AuditedLibrary(
             self._name,
             digest,
-            sum(member.size for member, _ in cubins),
+            size,
             self._role,
             cubins=code.counts("cubin"),
             device_code=digest,
@@ -657,11 +677,8 @@ class LibraryAudit:
     def _check_python(self, shared: elf.SharedObject) -> None:
         """Report symbols beside the limited API of the oldest Python that may install the wheel."""
         from abi3info import DATAS, FUNCTIONS
+        from abi3info.models import Symbol
 
-        added = {
-            symbol.name: (entry.added.major, entry.added.minor)
-            for symbol, entry in (*FUNCTIONS.items(), *DATAS.items())
-        }
         floors = [
             "3.2",
             self._wants.python,
@@ -669,14 +686,18 @@ class LibraryAudit:
             *_AT_LEAST_PYTHON.findall(self._metadata.get("requires_python", "")),
         ]
         floor = max(map(elf.version_key, floors))
-        names = [
-            name
-            for name in sorted(shared.symbols.union(shared.imports))
-            if name.startswith(("Py", "_Py")) and not name.startswith("PyInit_")
-        ]
-        if private := [name for name in names if name not in added]:
+        private, newer = list[str](), list[str]()
+        for name in sorted(shared.symbols.union(shared.imports)):
+            if not name.startswith(("Py", "_Py")) or name.startswith("PyInit_"):
+                continue
+            entry = FUNCTIONS.get(Symbol(name)) or DATAS.get(Symbol(name))
+            if entry is None:
+                private.append(name)
+            elif (entry.added.major, entry.added.minor) > floor:
+                newer.append(name)
+        if private:
             self._find("abi3-violated", f"it uses {', '.join(private[:5])}")
-        if newer := [name for name in names if added.get(name, floor) > floor]:
+        if newer:
             promised = f"the wheel promises Python {elf.version_text(floor)}"
             self._find("abi3-newer", f"{promised}, and it uses {', '.join(newer[:5])}")
 
@@ -728,7 +749,8 @@ class LibraryAudit:
                 message = f"the table says {image.listed}, the code {image.target}"
                 self._find("arch-contradicted", f"fatbin {image.container}: {message}", [image])
             if any(re.search(text, name) for text in patterns for name in image.kernels):
-                kernels.extend((*entry, image) for entry in disassemble(content).items())
+                for kernel, opcodes in disassemble(content).items():
+                    kernels.append((kernel, opcodes, image))
 
         code = device_code.read(
             data, shared, self._policy.device[0], compiled=compiled, visit=visit
@@ -773,38 +795,35 @@ class LibraryAudit:
 
     def _check_units(self, images: Sequence[DeviceImage]) -> None:
         """Report units without code in the library or for the target, and code of no unit."""
-        target = self._policy.target
+        target, generation = self._policy.target, self._policy.device[0]
         by_hash = {image.sha256: image for image in images if image.sha256}
         for unit in self._linked:
-            # Cubins of other generations are not unpacked.
-            code = [
-                sha256
-                for arch, sha256 in unit.code
-                if arch.startswith("compute_") or parsed(arch)[0] == self._policy.device[0]
-            ]
-            present = [by_hash[sha256] for sha256 in code if sha256 in by_hash]
+            stated, lost, targets = 0, 0, set[str]()
+            for arch, sha256 in unit.code:
+                # Cubins of other generations are not unpacked.
+                if arch.startswith("compute_") or parsed(arch)[0] == generation:
+                    stated += 1
+                    if image := by_hash.get(sha256):
+                        targets.add(f"{image.kind}:{image.target}")
+                    else:
+                        lost += 1
             planned = any(entry.endswith(f":{target}") for entry in unit.gencode)
-            if lost := len(code) - len(present):
+            if lost:
                 self._find(
                     "arch-missing",
-                    f"{lost} of the {len(code)} pieces of code in its object are not in it",
+                    f"{lost} of the {stated} pieces of code in its object are not in it",
                     units=[unit],
                 )
-            elif (
-                planned
-                and unit.code
-                and not any((image.kind, image.target) == ("cubin", target) for image in present)
-            ):
+            elif planned and unit.code and f"cubin:{target}" not in targets:
                 self._find("arch-missing", f"its object holds no cubin for {target}", units=[unit])
-        compiled = {sha256 for unit in self._units for _, sha256 in unit.code}
-        foreign = [image for sha256, image in by_hash.items() if sha256 not in compiled]
-        # The device linker makes new code of relocatable code.
-        if foreign and self._linked and all(unit.code for unit in self._units):
-            self._find(
-                "code-foreign",
-                f"{len(foreign)} of {len(by_hash)}, for "
-                f"{', '.join(sorted({image.target for image in foreign}))}",
-            )
+        foreign, relocatable = {*by_hash}, False
+        for unit in self._units:
+            foreign.difference_update(unit.hashes)
+            # The device linker makes new code of relocatable code.
+            relocatable |= not unit.code
+        if foreign and self._linked and not relocatable:
+            archs = sorted({by_hash[sha256].target for sha256 in foreign})
+            self._find("code-foreign", f"{len(foreign)} of {len(by_hash)}, for {', '.join(archs)}")
 
     def _check_kernels(
         self,
@@ -814,27 +833,26 @@ class LibraryAudit:
         """Return *library* with its opcodes, and report instructions missing and traps present."""
         totals = dict[str, int]()
         for rule in self._wants.opcodes:
-            named = [entry for entry in kernels if re.search(rule.kernels, entry[0])]
-            opcodes = sum((each[1] for each in named), Counter[str]())
-            matching = filter(re.compile(rule.pattern).search, opcodes)
-            totals[rule.pattern] = total = sum(map(opcodes.__getitem__, matching))
+            total, searched = 0, list[DeviceImage]()
+            for kernel, opcodes, image in kernels:
+                if re.search(rule.kernels, kernel):
+                    searched.append(image)
+                    for opcode, count in opcodes.items():
+                        total += count if re.search(rule.pattern, opcode) else 0
+            totals[rule.pattern] = total
             if total < rule.least:
-                self._find(
-                    "opcode-missing",
-                    f"{rule.pattern}: {total}, required: {rule.least}",
-                    [image for _, _, image in named],
-                )
+                message = f"{rule.pattern}: {total}, required: {rule.least}"
+                self._find("opcode-missing", message, searched)
         for free in self._wants.trap_free:
-            named = [entry for entry in kernels if re.search(free.kernels, entry[0])]
-            if not named:
+            matched = False
+            for kernel, opcodes, image in kernels:
+                if re.search(free.kernels, kernel):
+                    matched = True
+                    if count := opcodes[device_code.TRAP]:
+                        message = f"{count} {device_code.TRAP} in {kernel[:160]}: {free.reason}"
+                        self._find("trap-present", message, [image])
+            if not matched:
                 self._find("kernel-missing", f"no kernel matches {free.kernels}")
-            for kernel, opcodes, image in named:
-                if count := opcodes[device_code.TRAP]:
-                    self._find(
-                        "trap-present",
-                        f"{count} {device_code.TRAP} in {kernel[:160]}: {free.reason}",
-                        [image],
-                    )
         return replace(library, opcodes=totals)
 
 
@@ -844,14 +862,15 @@ def _missing_operator(data: elf.Buffer, operator: str) -> str:
     # A string begins after the NUL of the one before it, or with the section. A linker may share
     # the name with the end of a longer string.
     schema = re.compile(rb"(?:\A|\0)%s\([^\0]{0,%d}?\) -> " % (re.escape(name), _LONGEST_SCHEMA))
-    parts = [
-        section
-        for section in elf.sections(data)
-        if section.name.startswith(".rodata") and section.kind not in elf.NO_BYTES
-    ]
-    if sum(part.size for part in parts) > len(data):
-        raise elf.ElfUnreadable("its sections of read-only data overlap")
-    texts = [data[part.offset : part.offset + part.size] for part in parts]
-    if not any(map(schema.search, texts)):
+    declared, implemented, size = False, False, 0
+    for section in elf.sections(data):
+        if section.name.startswith(".rodata") and section.kind not in elf.NO_BYTES:
+            size += section.size
+            if size > len(data):
+                raise elf.ElfUnreadable("its sections of read-only data overlap")
+            text = data[section.offset : section.offset + section.size]
+            declared |= schema.search(text) is not None
+            implemented |= name + b"\0" in text
+    if not declared:
         return "not declared"
-    return "" if any(name + b"\0" in text for text in texts) else "declared, not implemented"
+    return "" if implemented else "declared, not implemented"

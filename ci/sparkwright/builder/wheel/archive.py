@@ -62,6 +62,11 @@ class CompiledUnit(msgspec.Struct, frozen=True):
     def name(self) -> str:
         return f"{self.source} (target {self.target})"
 
+    @property
+    def hashes(self) -> Iterator[str]:
+        """The sha256 of each part of its `code`."""
+        return (sha256 for _, sha256 in self.code)
+
 
 class WheelName(msgspec.Struct, frozen=True):
     """
