@@ -240,8 +240,10 @@ def gencode(tokens: Sequence[str]) -> tuple[str, ...]:
     text = re.sub(r"(?<!\S)-X\w+ \S+", "", " ".join(tokens))
     entries = set()
     for virtual, codes in _GENCODE.findall(text):
-        entries |= {f"{virtual}:{code}" for code in re.findall(r"\w+", codes)}
-    entries |= {f"{arch}:{arch}" for arch in _ARCH.findall(text)}
+        for code in re.findall(r"\w+", codes):
+            entries.add(f"{virtual}:{code}")
+    for arch in _ARCH.findall(text):
+        entries.add(f"{arch}:{arch}")
     return tuple(sorted(entries))
 
 
@@ -312,7 +314,7 @@ def declarations(
 def _declaration(call: Call) -> Declaration | None:
     origin = f"{call.file}:{call.line}"
     # CMake expands a list in place only when it runs the command, after it was traced.
-    name, *values = [part for argument in call.arguments for part in argument.split(";")] or [""]
+    name, *values = ";".join(call.arguments).split(";")
     following: dict[str, str] = {}
     for key, value in itertools.pairwise([*values, ""]):
         following.setdefault(key, value)
@@ -374,10 +376,9 @@ def check_vendored(
         fault = mismatch(source, locked.fetched.get(source.name))
         if fault and source.name not in ignored:
             faults.append(f"{source.origin}: {source.name}: {fault}")
-    faults += [
-        f"{name}: CMake does not ask for {locked.fetched[name].ref}, which the lock names"
-        for name in unused
-    ]
+    for name in unused:
+        ref = locked.fetched[name].ref
+        faults.append(f"{name}: CMake does not ask for {ref}, which the lock names")
     if faults:
         raise SourceError(
             "source-unlocked",

@@ -176,12 +176,14 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
     """
     project, stack = context.project, context.project.stack
     concerned = (fork, *project.fork(fork).needs)
-    fetched = {name: fetch.recorded(context, name) for name in concerned}
     settings = toolchain.settings(context, fork)
+    parts, substitutes = dict[str, object](), dict[str, str]()
     # The build record lists the inputs in this order.
-    parts: dict[str, object] = {
-        f"forks/{stack}/lock.yaml ({name})": context.lock.forks[name] for name in concerned
-    }
+    for name in concerned:
+        parts[f"forks/{stack}/lock.yaml ({name})"] = context.lock.forks[name]
+        fetched = fetch.recorded(context, name)
+        if fetched and fetched.git_error:
+            substitutes[name] = fetched.git_error
     for name in concerned:
         paths = filter(Path.is_file, list_folder(project.series_folder(name)))
         parts[f"forks/{stack}/{name}/series"] = {path.name: sha256_file(path) for path in paths}
@@ -197,11 +199,7 @@ def inputs(context: RunContext, fork: str) -> dict[str, str]:
         f"build/{stack}/environment.yaml": msgspec.structs.replace(settings, targets=()),
         f"build/{stack}/pylock.toml": sha256_file(project.build_folder / "pylock.toml"),
         "--source": context.source,
-        "sources in place of git": {
-            name: source.git_error
-            for name, source in fetched.items()
-            if source and source.git_error
-        },
+        "sources in place of git": substitutes,
         "this machine": (
             platform.machine(),
             platform.python_version(),
@@ -220,6 +218,11 @@ def reviewed(parts: dict[str, str]) -> dict[str, str]:
     return {name: part for name, part in parts.items() if "/" in name or name in shared}
 
 
+def _needed(context: RunContext, source: SourceTree) -> list[SourceTree]:
+    """Return the sources of the forks whose trees a build of *source* reads."""
+    return [source_tree(context, need) for need in context.project.fork(source.fork).needs]
+
+
 def version_label(context: RunContext, source: SourceTree) -> str:
     """
     Return the local version label of builds of *source*: stack, digest of the inputs that are the
@@ -228,8 +231,7 @@ def version_label(context: RunContext, source: SourceTree) -> str:
     Raises:
         file-invalid: pylock.toml does not lock one CUDA release.
     """
-    needs = context.project.fork(source.fork).needs
-    trees = [source, *(source_tree(context, need) for need in needs)]
+    trees = [source, *_needed(context, source)]
     digest = content_key("wheel-version", (reviewed(inputs(context, source.fork)), trees))
     # A letter first: PEP 440 would take a segment of digits alone for a number, and drop its zeros.
     parts = (context.project.spec.label, f"p{digest[:8]}", pylock.cuda(context.project))
@@ -238,8 +240,7 @@ def version_label(context: RunContext, source: SourceTree) -> str:
 
 def deviations(context: RunContext, source: SourceTree) -> Iterator[str]:
     """Yield a sentence for each source of a build that is another release than upstream pins."""
-    needs = context.project.fork(source.fork).needs
-    for tree in (source, *(source_tree(context, need) for need in needs)):
+    for tree in (source, *_needed(context, source)):
         if text := fetch.deviation(context.project, tree.source):
             yield f"{source.fork} {'packs' if tree is source else 'compiles against'} {text}."
 
@@ -265,7 +266,7 @@ def dist_info(
     Raises:
         file-invalid: pylock.toml cannot be read.
     """
-    project, needs = context.project, context.project.fork(source.fork).needs
+    project, needs = context.project, _needed(context, source)
     record = BuildRecord(
         __version__,
         project.stack,
@@ -274,7 +275,7 @@ def dist_info(
         reviewed(inputs(context, source.fork)),
         base=base.sha256 if base else "",
         deviations=tuple(deviations(context, source)),
-        needs=tuple(fetch.recorded_source(context, fetch.fetch(context, need)) for need in needs),
+        needs=tuple(need.source for need in needs),
         **compiled,
     )
     manifest = record.transplant or graft.GraftManifest({}, (), (), {})
@@ -288,7 +289,7 @@ def dist_info(
     bill = sbom.document(
         name,
         source=source,
-        needs=[source_tree(context, need) for need in needs],
+        needs=needs,
         bases=[(base.name, base.filename, base.sha256)] if base else [],
         vendored=vendored,
         # A wheel in which nothing was compiled is the same from every machine.
@@ -664,7 +665,9 @@ def check_source(context: RunContext, source: SourceTree, base: Path | None = No
 def python_syntax(context: RunContext, source: SourceTree) -> Iterator[str]:
     """Yield the syntax errors of changed Python files."""
     changes = context.objects.changes(source.source.tree, source.tree)
-    for path in (path for path in changes if path.endswith((".py", ".pyi"))):
+    for path in changes:
+        if not path.endswith((".py", ".pyi")):
+            continue
         # A link, a submodule or a removed file has no content.
         text = context.objects.blob(source.tree, path) or b""
         try:
@@ -684,18 +687,16 @@ def check_base(context: RunContext, source: SourceTree, base: Path) -> None:
     settings = toolchain.settings(context, source.fork)
     tree = context.objects.paths(source.source.tree, settings.package)
     with zip_file(base) as wheel:
-        names = [
-            name for name in zip_members(wheel, base.name) if name.endswith(".py") and name in tree
-        ]
-        differing = [
-            name
-            for name in names
-            if name not in settings.version_files and blob_id(wheel.read(name)) != tree[name][1]
-        ]
-    if differing or not names:
+        count, differing = 0, list[str]()
+        for name in zip_members(wheel, base.name):
+            if name.endswith(".py") and name in tree:
+                count += 1
+                same = blob_id(wheel.read(name)) == tree[name][1]
+                differing += [] if same or name in settings.version_files else [name]
+    if differing or not count:
         raise BuildError(
             "base-mismatch",
             f"{base.name} was not built from {source.source.origin}.",
-            details=[f"{len(differing)} of {len(names)} Python files differ", *differing[:10]],
+            details=[f"{len(differing)} of {count} Python files differ", *differing[:10]],
         )
-    console.note(f"{base.name}: its {len(names)} Python files are those of the source")
+    console.note(f"{base.name}: its {count} Python files are those of the source")

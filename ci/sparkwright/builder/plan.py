@@ -86,6 +86,11 @@ class ArchPlan(msgspec.Struct, frozen=True):
     sites: tuple[Site, ...]
     dropped: dict[str, str] = {}
 
+    @property
+    def by_name(self) -> dict[tuple[str, str], PlannedUnit]:
+        """The units by target and source."""
+        return {(unit.target, unit.source): unit for unit in self.units}
+
 
 class PlanComparison(msgspec.Struct, frozen=True):
     """The plan of a fork, and that of the same tree without the rules."""
@@ -97,8 +102,10 @@ class PlanComparison(msgspec.Struct, frozen=True):
     @property
     def removed(self) -> list[PlannedUnit]:
         """The units that only the tree without the rules compiles; a rule can empty a list."""
-        present = {(unit.target, unit.source) for unit in self.after.units}
-        return [unit for unit in self.before.units if (unit.target, unit.source) not in present]
+        removed = self.before.by_name
+        for name in self.after.by_name:
+            removed.pop(name, None)
+        return list(removed.values())
 
 
 def obtain(
@@ -198,21 +205,22 @@ def examine(
         rules: Those of *fork*.
         sites: The changes of the rules in that tree.
     """
-    units, deciding = [], _deciding_calls(calls)
+    units, counts, deciding = list[PlannedUnit](), Counter[str](), _deciding_calls(calls)
     exceptions = {entry.unit: entry for entry in rules.kept}
     for unit in configured:
         verdict, reason = _verdict(unit.gencode, arch), ""
         entry = exceptions.get(unit.source)
         if verdict != "native" and entry and _is_loadable(unit.gencode, entry.gencode, arch):
             verdict, reason = "kept", entry.reason
-        names = (unit.source, unit.target, "CMAKE_CUDA_ARCHITECTURES")
-        call = next((deciding[name] for name in names if name in deciding), "")
+        call = deciding.get(unit.source) or deciding.get(unit.target)
+        call = call or deciding.get("CMAKE_CUDA_ARCHITECTURES", "")
+        counts[verdict] += 1
         fields = msgspec.structs.astuple(unit)
         units.append(PlannedUnit(*fields, verdict=verdict, reason=reason, call=call))
     return ArchPlan(
         fork=fork,
         arch=arch,
-        counts=dict(Counter(str(unit.verdict) for unit in units)),
+        counts=dict(counts),
         units=tuple(units),
         stale=tuple(_stale_entries(rules, units, arch)),
         sites=tuple(sites),
@@ -293,28 +301,33 @@ def check(plans: PlanComparison) -> None:
     """
     plan = plans.after
     failing = [unit for unit in plan.units if unit.fails]
-    lost = [unit for unit in plans.removed if unit.source not in plan.dropped]
+    lost = list[str]()
+    for unit in plans.removed:
+        if unit.source not in plan.dropped:
+            lost.append(f"{unit.source} ({unit.code})")
     faults = {
         f"{len(failing)} of {len(plan.units)} CUDA units of {plan.fork} would not be compiled "
         f"for {plan.arch} ({_target(plan.arch)})": list(_explain(failing)),
         f"{len(plan.stale)} entries of archs.yaml are wrong for {plan.fork}": plan.stale,
-        f"{len(lost)} unit(s) of {plan.fork} would no longer be compiled, without a reason": [
-            f"{unit.source} ({unit.code})" for unit in lost
-        ],
+        f"{len(lost)} unit(s) of {plan.fork} would no longer be compiled, without a reason": lost,
     }
-    details = [line for lines in faults.values() for line in lines]
+    what, details = list[str](), list[str]()
+    for text, lines in faults.items():
+        if lines:
+            what.append(text)
+            details += lines
     if details:
-        what = "; ".join(text for text, lines in faults.items() if lines)
-        raise BuildError("arch-mismatch", f"{what}.", details=details)
+        raise BuildError("arch-mismatch", f"{'; '.join(what)}.", details=details)
 
 
 def _explain(failing: Iterable[PlannedUnit]) -> Iterator[str]:
     """Yield the failing units, by the call that decided and by gencode."""
-    group = attrgetter("call", "verdict", "code")
-    for (call, verdict, code), units in groupby(sorted(failing, key=group), key=group):
-        sources = sorted(unit.source for unit in units)
-        yield f"{verdict}, {code}: {len(sources)} unit(s)"
-        yield from (f"  {source}" for source in sources)
+    ordered = sorted(failing, key=attrgetter("call", "verdict", "code", "source"))
+    for (call, verdict, code), group in groupby(ordered, attrgetter("call", "verdict", "code")):
+        units = list(group)
+        yield f"{verdict}, {code}: {len(units)} unit(s)"
+        for unit in units:
+            yield f"  {unit.source}"
         if call:
             yield f"  by {call}"
 
@@ -327,20 +340,21 @@ def show(plans: PlanComparison, *, result: bool = False) -> None:
     Args:
         result: The tables are the result of the command.
     """
-    plan, absent = plans.after, "(not compiled)"
-    earlier = {(unit.target, unit.source): unit.code for unit in plans.before.units}
-    rows = [
-        (earlier.get((unit.target, unit.source), absent), unit.code, str(unit.verdict))
-        for unit in plan.units
-    ]
-    rows += [(unit.code, absent, "dropped") for unit in plans.removed]
+    plan, earlier, absent = plans.after, plans.before.by_name, "(not compiled)"
+    rows, reasons = Counter[tuple[str, str, str]](), list[tuple[str, str, str]]()
+    for unit in plan.units:
+        before = earlier.get((unit.target, unit.source))
+        rows[before.code if before else absent, unit.code, unit.verdict] += 1
+        if unit.verdict == "kept":
+            reasons.append((unit.source, unit.code, unit.reason))
+    for unit in plans.removed:
+        rows[unit.code, absent, "dropped"] += 1
+        reasons.append((unit.source, absent, plan.dropped.get(unit.source, "")))
     console.table(
         f"{plan.fork}: CUDA units for {plan.arch}",
         ["before the rules", "after", "verdict", ">units"],
-        [[*row, str(count)] for row, count in Counter(rows).most_common()],
+        [[*row, str(count)] for row, count in rows.most_common()],
         result=result,
     )
-    reasons = [(u.source, u.code, u.reason) for u in plan.units if u.verdict == "kept"]
-    reasons += [(u.source, absent, plan.dropped.get(u.source, "")) for u in plans.removed]
     if reasons:
         console.table("", ["not native", "gencode", "reason"], reasons, result=result)

@@ -151,8 +151,8 @@ class Sandbox(msgspec.Struct, frozen=True):
                 # Without a proxy a program reaches the host that it wants; this one refuses it.
                 threading.Thread(target=_refuse, args=(proxy, wanted), daemon=True).start()
                 address = f"http://127.0.0.1:{proxy.getsockname()[1]}"
-                names = [spelling for name in _PROXIES[:-1] for spelling in (name, name.upper())]
-                variables |= dict.fromkeys(names, address)
+                for name in _PROXIES[:-1]:
+                    variables[name] = variables[name.upper()] = address
             try:
                 process.run(wrapped, shown=shown, log=log, env=variables, end_by=end_by, **options)
             except SparkwrightError as error:
@@ -164,14 +164,17 @@ class Sandbox(msgspec.Struct, frozen=True):
         attempts = sum(map(int, _UNANSWERED.findall(text)))
         counters.unlink(missing_ok=True)
         if wanted or attempts:
-            lines = log.read_text("utf-8", "replace").splitlines()[1:]  # the first is the command
-            matches = {line.strip(): _UNREACHED.search(line) for line in lines}
-            wanted += [match["host"] for match in matches.values() if match and match["host"]]
+            unreached = dict[str, None]()
+            # The first line is the command.
+            for line in log.read_text("utf-8", "replace").splitlines()[1:]:
+                if match := _UNREACHED.search(line):
+                    unreached[line.strip()] = None
+                    wanted += filter(None, [match["host"]])
             hosts = list(dict.fromkeys(wanted))
             raise BuildError(
                 "build-downloads",
                 f"The build tried to download from {', '.join(hosts) or 'another host'}.",
-                details=[*(line for line in matches if matches[line]), f"full log: {log}"],
+                details=[*unreached, f"full log: {log}"],
                 data={"wanted": hosts},
             ) from failure
         if failure:

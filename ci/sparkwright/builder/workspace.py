@@ -139,7 +139,7 @@ def rewrite(
             )
         line = data[: data.index(before)].count(b"\n") + 1
         changed[rule.file] = data.replace(before, after)
-        old, new = (" ".join(text.split()) for text in (rule.before, rule.after))
+        old, new = " ".join(rule.before.split()), " ".join(rule.after.split())
         sites.append(Site(rule.name, rule.file, line, old, new))
     return changed, tuple(sites)
 
@@ -412,9 +412,10 @@ def _check_rule_sources(context: RunContext, fork: str, rules: ArchRules) -> Non
     """Raise `rule-mismatch` if a rule is for a vendored source that *fork* does not have."""
     external = toolchain.spec(context.project).forks[fork].external.values()
     vendored = {*context.lock.forks[fork].fetched}.union(*(each.sources for each in external))
-    if wrong := [rule for rule in rules.rules if rule.source and rule.source not in vendored]:
-        raise BuildError(
-            "rule-mismatch",
-            f"Rule {wrong[0].name} is for a vendored source that {fork} does not have.",
-            details=[f"source: {wrong[0].source}", f"vendored: {', '.join(sorted(vendored))}"],
-        )
+    for rule in rules.rules:
+        if rule.source and rule.source not in vendored:
+            raise BuildError(
+                "rule-mismatch",
+                f"Rule {rule.name} is for a vendored source that {fork} does not have.",
+                details=[f"source: {rule.source}", f"vendored: {', '.join(sorted(vendored))}"],
+            )

@@ -61,7 +61,9 @@ def omissions(
             else:
                 reasons[entry.glob] = entry.reason
                 files.update(matching)
-        for name in sorted(name for name in members - files if name.endswith(".so")):
+        for name in sorted(members - files):
+            if not name.endswith(".so"):
+                continue
             data = wheel.read(name)
             try:
                 fatbins = elf.shared_object(data).fatbins
@@ -126,7 +128,9 @@ def replaced_members(
         members = zip_members(wheel, base.name)
     named = settings.named_targets
     replaced, faults = dict[str, str](), []
-    for library in (entry for entry in libraries if not named or entry.target in named):
+    for library in libraries:
+        if named and library.target not in named:
+            continue
         name = Path(library.path).name
         matching = [member for member in members if member.rpartition("/")[2] == name]
         if len(matching) == 1:
@@ -161,16 +165,13 @@ def changes(
     Raises:
         compile-failed: The build made no library of a target.
     """
-    package = {
-        path: status
-        for path, status in context.objects.changes(source.source.tree, source.tree).items()
-        if path.startswith(f"{settings.package}/")
-    }
-    replaced = {
-        path: context.objects.blob(source.tree, path) or b""
-        for path, status in package.items()
-        if status != "D"
-    }
+    replaced, removed = dict[str, bytes](), list[str]()
+    for path, status in context.objects.changes(source.source.tree, source.tree).items():
+        if path.startswith(f"{settings.package}/"):
+            if status == "D":
+                removed.append(path)
+            else:
+                replaced[path] = context.objects.blob(source.tree, path) or b""
     try:
         libraries = {member: (build / path).read_bytes() for member, path in members.items()}
     except FileNotFoundError as error:
@@ -184,7 +185,7 @@ def changes(
     return {**replaced, **omitted.trimmed, **libraries}, GraftManifest(
         libraries={member: sha256_bytes(data) for member, data in libraries.items()},
         replaced=tuple(sorted(replaced)),
-        removed=tuple(sorted(package.keys() - replaced.keys())),
+        removed=tuple(sorted(removed)),
         base={
             name: row.digest
             for name, row in sorted(rows.items())

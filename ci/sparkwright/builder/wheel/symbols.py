@@ -87,11 +87,12 @@ def linked_libraries(context: RunContext, *, fetch: bool = True) -> Libraries | 
         return None
     tools, libraries = toolchain.target(context, toolchain.obtain(context)), {}
     root = tools.libraries or next(tools.root.glob("lib/python3.*/site-packages"))
-    for path in (path for folder in _FOLDERS for path in root.glob(f"{folder}/*.so*")):
-        # The other names of a library are links.
-        if not path.is_symlink():
-            with elf.mapped(path) as data:
-                libraries[path.name] = elf.shared_object(data)
+    for folder in _FOLDERS:
+        for path in root.glob(f"{folder}/*.so*"):
+            # The other names of a library are links.
+            if not path.is_symlink():
+                with elf.mapped(path) as data:
+                    libraries[path.name] = elf.shared_object(data)
     context.store.put("symbols", key, libraries)
     return libraries
 
@@ -108,9 +109,9 @@ def official_libraries(context: RunContext, *, fetch: bool) -> Libraries:
         source-mismatch, disk-full: As `package_index.obtain`.
     """
     libraries = dict[str, SharedObject]()
-    for locked in (fork.bases.get(context.machine) for fork in context.lock.forks.values()):
+    for fork in context.lock.forks.values():
         with contextlib.suppress(SourceUnreachable):
-            if locked:
+            if locked := fork.bases.get(context.machine):
                 offline = context.offline or not fetch
                 file = locked.name, locked.filename, locked.sha256
                 libraries |= _read(
