@@ -132,7 +132,7 @@ def configure(
         command, env=env, log=log, failure=partial(BuildError, "configure-failed"), what=what
     )
     available = _targets(build)
-    if missing := [name for name in targets if name not in available]:
+    if missing := sorted({*targets}.difference(available)):
         # CTest's dashboards are targets, too.
         compiled = sorted(name for name, target in available.items() if target["type"] != "UTILITY")
         raise BuildError(

@@ -26,7 +26,6 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
-from operator import itemgetter
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import NamedTuple
@@ -142,18 +141,18 @@ def write_schedule(build: Path, costs: Mapping[str, Cost], cores: int, megabytes
         costs: The costs of units, by their paths as the compiler sees them.
     """
     text = (build / "build.ninja").read_text("utf-8")
-    others, edges = list[str](), list[tuple[Cost, str]]()
+    others, edges = list[str](), dict[str, Cost]()
     for statement in _STATEMENT.findall(f"{text}\n"):
         if source := _compiled_source(statement):
             cost = costs.get(source, GUESS)
             # Of two values for a variable, ninja takes the last.
             pool = "  pool = heavy\n" if cost.megabytes > HEAVY else ""
-            edges.append((cost, statement + pool))
+            edges[statement + pool] = cost
         else:
             others.append(statement)
-    edges.sort(key=itemgetter(0), reverse=True)
-    jobs, heavy = order([cost for cost, _ in edges], cores, megabytes)
-    parts = [f"pool heavy\n  depth = {heavy}\n", *others, *(edge for _, edge in edges)]
+    jobs, heavy = order([*edges.values()], cores, megabytes)
+    longest_first = sorted(edges, key=edges.__getitem__, reverse=True)
+    parts = [f"pool heavy\n  depth = {heavy}\n", *others, *longest_first]
     (build / SCHEDULE).write_text("".join(parts), "utf-8")
     return jobs
 
@@ -395,8 +394,7 @@ def cache_variables(context: RunContext, env: Mapping[str, str]) -> dict[str, st
             "checkout (sudo apt-get install ccache)"
         )
         return clean
-    wheels = pylock.wheels(context.project)
-    generators = [sha256 for name, _, sha256 in wheels if name in toolchain.GENERATORS]
+    generators = [wheel[2] for wheel in pylock.named(context.project, *toolchain.GENERATORS)]
     compilers = content_key("compilers", [toolchain.compiler(context), *generators])
     return clean | {
         "SPARKWRIGHT_CCACHE": program,

@@ -49,18 +49,17 @@ def requirements(
             name = f"{info_folder(listed, base.filename)}/METADATA"
             metadata = member_text(wheel, listed, name)
         metadata = archive.change_requirements(metadata, settings[fork].requires)
-        header, required = BytesParser().parsebytes(metadata, headersonly=True), list[Requirement]()
+        header = BytesParser().parsebytes(metadata, headersonly=True)
         try:
             for requirement in map(Requirement, map(str, header.get_all("Requires-Dist") or [])):
                 if not requirement.marker or requirement.marker.evaluate(environment):
-                    required.append(requirement)
+                    yield base.filename, requirement
         except (InvalidRequirement, UndefinedComparison) as error:
             raise WheelError(
                 "wheel-invalid",
                 f"{base.filename} states a requirement that is none.",
                 details=[str(error)],
             ) from error
-        yield from ((base.filename, requirement) for requirement in required)
     elif base:
         console.note(f"not all pins of {fork} were compared: {base.filename} is not in the store")
     source = locked.sdist or locked.git

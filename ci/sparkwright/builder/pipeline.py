@@ -285,7 +285,6 @@ def dist_info(
     for part, entry in context.lock.forks[source.fork].vendored.items():
         if part.split("/")[0] in sources:
             vendored[part] = entry
-    tools = [wheel for wheel in pylock.wheels(project) if wheel[0] == pylock.NVCC]
     bill = sbom.document(
         name,
         source=source,
@@ -293,7 +292,7 @@ def dist_info(
         bases=[(base.name, base.filename, base.sha256)] if base else [],
         vendored=vendored,
         # A wheel in which nothing was compiled is the same from every machine.
-        tools=tools if record.transplant else [],
+        tools=pylock.named(project, pylock.NVCC) if record.transplant else [],
         compiled=manifest.libraries,
         inherited={member: record_sha256(digest) for member, digest in manifest.base.items()},
         trimmed=manifest.trimmed,
@@ -517,8 +516,8 @@ def _without_empty(
             idle |= {*external.sources} if empty.issuperset(external.targets) else set()
     return msgspec.structs.replace(
         settings,
-        targets=tuple(target for target in settings.targets if target not in empty),
-        sources=tuple(source for source in settings.sources if source not in idle),
+        targets=tuple(sorted({*settings.targets} - empty)),
+        sources=tuple(sorted({*settings.sources} - idle)),
         unlocked=unlocked,
     )
 
@@ -586,7 +585,8 @@ def build_headers(context: RunContext, source: SourceTree, label: str, output: P
             f"{_VERSION_HEADER} does not state a version.",
             details=[f"tree: {source.tree}"],
         )
-    version = "{}.{}.{}".format(*(int(macros[part]) for part in (b"MAJOR", b"MINOR", b"PATCH")))
+    numbers = int(macros[b"MAJOR"]), int(macros[b"MINOR"]), int(macros[b"PATCH"])
+    version = "{}.{}.{}".format(*numbers)
     distribution = toolchain.settings(context, source.fork).distribution
     package = distribution.replace("-", "_")
     name = WheelName(package, version, "py3-none-any").labelled(label)

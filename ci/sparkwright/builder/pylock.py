@@ -75,6 +75,11 @@ def wheels(project: Project, **chosen: Any) -> tuple[LockedWheel, ...]:
     return select(project.build_folder / "pylock.toml", **chosen)
 
 
+def named(project: Project, *names: str) -> list[LockedWheel]:
+    """Return the wheels of the projects *names* among `wheels`."""
+    return [wheel for wheel in wheels(project) if wheel[0] in names]
+
+
 def cuda(project: Project) -> str:
     """
     Return the CUDA release that ``pylock.toml`` locks, as PyTorch writes it (``cu130``); empty if
@@ -83,11 +88,8 @@ def cuda(project: Project) -> str:
     Raises:
         file-invalid: As `select`.
     """
-    return "".join(
-        "cu" + "".join(file.split("-")[1].split(".")[:2])
-        for name, file, _ in wheels(project)
-        if name == NVCC
-    )
+    locked = named(project, NVCC)
+    return "cu" + "".join(locked[0][1].split("-")[1].split(".")[:2]) if locked else ""
 
 
 def select(path: Path, **chosen: Any) -> tuple[LockedWheel, ...]:
@@ -170,11 +172,11 @@ def resolve(store: Store, source: Path, *options: str) -> str:
     for machine, minor in itertools.product(MACHINES, PYTHONS):
         accepted.update(tags((3, minor), machine))
     for package in compiled["packages"]:
-        files = {
-            wheel["url"].partition("#")[0].rpartition("/")[2]: wheel["hashes"]["sha256"]
-            for wheel in package.get("wheels", [])
-        }
-        usable = [name for name in sorted(files) if accepted & parse_wheel_filename(name)[-1]]
+        usable = dict[str, str]()
+        for wheel in package.get("wheels", []):
+            name = wheel["url"].partition("#")[0].rpartition("/")[2]
+            if accepted & parse_wheel_filename(name)[-1]:
+                usable[name] = wheel["hashes"]["sha256"]
         if not usable:
             raise SourceError(
                 "not-provided",
@@ -189,8 +191,8 @@ def resolve(store: Store, source: Path, *options: str) -> str:
             *([f"marker = {marker}"] if "marker" in package else []),
             "wheels = [",
             *(
-                f'  {{ path = "wheels/{name}", hashes = {{ sha256 = "{files[name]}" }} }},'
-                for name in usable
+                f'  {{ path = "wheels/{name}", hashes = {{ sha256 = "{sha256}" }} }},'
+                for name, sha256 in sorted(usable.items())
             ),
             "]",
         ]

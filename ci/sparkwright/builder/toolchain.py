@@ -148,8 +148,10 @@ class ForkEnvironment(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Whether a target is asked for that the series' option of CMake (`core_defines`) cannot
         compile: it needs CMake as upstream has it, with all sources.
         """
-        external = (each.targets for each in self.external.values())
-        return not {*self.core_targets}.union(*external).issuperset(self.targets)
+        offered = {*self.core_targets}
+        for external in self.external.values():
+            offered.update(external.targets)
+        return not offered.issuperset(self.targets)
 
     def __post_init__(self) -> None:
         for project, text in self.requires.items():
@@ -215,7 +217,8 @@ def settings(context: RunContext, fork: str) -> ForkEnvironment:
     if project.fork(fork).build != "graft":
         return own
     locked, named = context.lock.forks[fork], named_targets(context, fork)
-    targets, projects, unlocked = {*(named or own.core_targets or ("all",))}, [], {}
+    targets, unlocked = {*(named or own.core_targets or ("all",))}, dict[str, str]()
+    projects, sources = list[str](), list[str]()
     for name, external in own.external.items():
         if unresolved := locked.unresolved(external.sources):
             unlocked[name] = f"the lock does not resolve {', '.join(unresolved)}"
@@ -229,6 +232,7 @@ def settings(context: RunContext, fork: str) -> ForkEnvironment:
                 )
         elif not named or not targets.isdisjoint(external.targets):
             projects.append(name)
+            sources += external.sources
             targets |= set() if named else {*external.targets}
     chosen = msgspec.structs.replace(
         own, targets=("all",) if "all" in targets else tuple(sorted(targets))
@@ -242,7 +246,7 @@ def settings(context: RunContext, fork: str) -> ForkEnvironment:
     return msgspec.structs.replace(
         chosen,
         defines={**own.defines, **defines},
-        sources=tuple(source for name in projects for source in own.external[name].sources),
+        sources=tuple(sources),
         unlocked=unlocked,
     )
 
@@ -409,7 +413,7 @@ def disassembler(context: RunContext) -> Path:
     Raises:
         source-unreachable, source-mismatch, offline, disk-full, command-failed: As `install`.
     """
-    wheels = [wheel for wheel in pylock.wheels(context.project) if wheel[0] == pylock.NVDISASM]
+    wheels = pylock.named(context.project, pylock.NVDISASM)
     root = locked_environment(context, "nvdisasm", wheels, platform.machine())
     return root / "nvidia" / "cu13" / "bin"
 

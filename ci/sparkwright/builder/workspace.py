@@ -140,7 +140,8 @@ def rewrite(
         line = data[: data.index(before)].count(b"\n") + 1
         changed[rule.file] = data.replace(before, after)
         old, new = " ".join(rule.before.split()), " ".join(rule.after.split())
-        sites.append(Site(rule.name, rule.file, line, old, new))
+        file = f"{rule.source}/{rule.file}" if rule.source else rule.file
+        sites.append(Site(rule.name, file, line, old, new))
     return changed, tuple(sites)
 
 
@@ -348,10 +349,7 @@ def vendored_trees(
             tree = fetch.vendored_tree(context, fork, name, locked, ignored)
         own = [rule for rule in rules if rule.source == name]
         files, sites = rewrite(partial(objects.blob, tree), own)
-        trees[name] = (
-            objects.with_files(tree, files) if files else tree,
-            tuple(msgspec.structs.replace(site, file=f"{name}/{site.file}") for site in sites),
-        )
+        trees[name] = (objects.with_files(tree, files) if files else tree), sites
     return trees
 
 

@@ -210,7 +210,8 @@ def rewrite(
         for name in version_files:
             text = changed.get(name) or source.read(name)
             changed[name] = _restate(text, old.version, new.version, name)
-        changed |= {f"{info}/{name}": data for name, data in dist_info.items()}
+        for name, data in dist_info.items():
+            changed[f"{info}/{name}"] = data
         metadata = source.read(f"{info}/METADATA")
         # The description behind the first empty line may have such a line, too.
         head = re.split(rb"(?m)^\r?$", metadata, maxsplit=1)[0]
@@ -220,8 +221,8 @@ def rewrite(
         pure = b"Root-Is-Purelib: true" in source.read(f"{info}/WHEEL")
         changed[f"{info}/WHEEL"] = _wheel_text(new.tag, pure)
         # A signature of the old RECORD says nothing of the new one.
-        records = {f"{info}/RECORD{suffix}" for suffix in ("", ".jws", ".p7s")}
-        names = {*listed, *changed} - {*remove, *records}
+        record = f"{info}/RECORD"
+        names = {*listed, *changed} - {*remove, record, f"{record}.jws", f"{record}.p7s"}
 
         def members() -> Iterator[tuple[str, bytes, bool]]:
             for name in sorted(names, key=lambda name: (name.startswith(info), name)):

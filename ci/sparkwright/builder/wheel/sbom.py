@@ -55,7 +55,8 @@ def document(
     """
     project = canonicalize_name(name.distribution)
     ancestors = [_upstream(source, name.version.partition("+")[0])]
-    ancestors += [_file("base", base) for base in bases]
+    for base in bases:
+        ancestors.append(_file("base", base))
     patches = [
         {
             "type": "cherry-pick" if step.pick else "unofficial",

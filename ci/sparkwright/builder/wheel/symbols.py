@@ -167,13 +167,11 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
             if name in reached:
                 continue
             reached.add(name)
-            providers = own.get(name, [])
-            needed_names.update(*(provider.needed for provider in providers))
-            if name in linked and not providers:
-                providers = [linked[name]]
-            for provider in providers:
+            for provider in own.get(name) or ([linked[name]] if name in linked else []):
                 lacking -= provider.symbols
                 waiting += provider.needed
+                if name in own:
+                    needed_names.update(provider.needed)
         missing = needed_names - own.keys() - linked.keys() - outside.keys()
         foreign = not all(map(_SYSTEM.fullmatch, missing))
         brought = lacking if foreign else set[str]()
