@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -140,9 +140,7 @@ def configure(
             f"CMake made no target {', '.join(missing)}.",
             details=[f"targets: {', '.join(compiled) or 'none'}"],
         )
-    return sorted(
-        unit for unit in _units(source, build, sandbox) if unit.target in (targets or available)
-    )
+    return sorted(_units(source, build, sandbox, targets or available))
 
 
 def _targets(build: Path) -> dict[str, Any]:
@@ -157,8 +155,10 @@ def _targets(build: Path) -> dict[str, Any]:
     }
 
 
-def _units(source: Path, build: Path, sandbox: Sandbox) -> Iterator[TranslationUnit]:
-    """Yield the CUDA units of the folder *build*, with the gencode of their commands."""
+def _units(
+    source: Path, build: Path, sandbox: Sandbox, targets: Container[str]
+) -> Iterator[TranslationUnit]:
+    """Yield the CUDA units of *targets* in the folder *build*, with their commands' gencode."""
     inside = sandbox.sandbox_path(source), sandbox.sandbox_path(build)
     for entry in msgspec.json.decode((build / "compile_commands.json").read_bytes()):
         tokens = shlex.split(entry["command"])
@@ -168,7 +168,8 @@ def _units(source: Path, build: Path, sandbox: Sandbox) -> Iterator[TranslationU
             parts = Path(output).parts
             target = parts[parts.index("CMakeFiles") + 1].removesuffix(".dir")
             path = Path(entry["directory"], entry["file"])
-            yield TranslationUnit(target, _relative(path, *inside), gencode(tokens), output)
+            if target in targets:
+                yield TranslationUnit(target, _relative(path, *inside), gencode(tokens), output)
 
 
 def _relative(path: Path, source: Path, build: Path) -> str:
@@ -222,11 +223,12 @@ class CMakeLibrary(msgspec.Struct, frozen=True):
 
 def libraries(build: Path) -> tuple[CMakeLibrary, ...]:
     """Return the shared libraries of the configured folder *build*, by target."""
-    return tuple(
-        CMakeLibrary(name, target["artifacts"][0]["path"], "install" in target)
-        for name, target in _targets(build).items()
-        if target["type"] in ("MODULE_LIBRARY", "SHARED_LIBRARY")
-    )
+    shared = list[CMakeLibrary]()
+    for name, target in _targets(build).items():
+        if target["type"] in ("MODULE_LIBRARY", "SHARED_LIBRARY"):
+            path = target["artifacts"][0]["path"]
+            shared.append(CMakeLibrary(name, path, "install" in target))
+    return tuple(shared)
 
 
 def gencode(tokens: Sequence[str]) -> tuple[str, ...]:

@@ -133,18 +133,21 @@ def order(units: Sequence[Cost], cores: int, megabytes: int) -> tuple[int, int]:
     return jobs, max(1, (megabytes - jobs * LIGHT) // largest)
 
 
-def write_schedule(build: Path, costs: Mapping[str, Cost], cores: int, megabytes: int) -> int:
+def write_schedule(
+    build: Path, costs: Mapping[str, Cost], cores: int, megabytes: int, folder: str = ""
+) -> int:
     """
     Write the schedule of the build folder, and return how many of its units may run at once.
 
     Args:
-        costs: The costs of units, by their paths as the compiler sees them.
+        costs: The costs of units, by their paths in *folder*, which is named as the compiler sees
+            it.
     """
     text = (build / "build.ninja").read_text("utf-8")
     others, edges = list[str](), dict[str, Cost]()
     for statement in _STATEMENT.findall(f"{text}\n"):
         if source := _compiled_source(statement):
-            cost = costs.get(source, GUESS)
+            cost = costs.get(source.removeprefix(folder), GUESS)
             # Of two values for a variable, ninja takes the last.
             pool = "  pool = heavy\n" if cost.megabytes > HEAVY else ""
             edges[statement + pool] = cost
@@ -270,12 +273,7 @@ class BuildFolder:
             (self._launch / CALLS).unlink(missing_ok=True)
             shutil.rmtree(self._launch / "tmp", ignore_errors=True)
             (self._launch / "tmp").mkdir()
-            jobs = write_schedule(
-                self._path,
-                {f"{self._source}{unit}": cost for unit, cost in costs.items()},
-                self._cores,
-                self._megabytes,
-            )
+            jobs = write_schedule(self._path, costs, self._cores, self._megabytes, self._source)
             title = f"compile {self._name}: {jobs} at once, {self._megabytes / 1000:.0f} GB"
             try:
                 with console.step(title):

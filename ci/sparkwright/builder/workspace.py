@@ -112,13 +112,14 @@ class Site(msgspec.Struct, frozen=True):
 
 
 def rewrite(
-    read: Callable[[str], bytes | None], rules: Sequence[ArchRule]
+    read: Callable[[str], bytes | None], rules: Sequence[ArchRule], source: str = ""
 ) -> tuple[dict[str, bytes], tuple[Site, ...]]:
     """
     Return the changed files, and the sites in the order of *rules*.
 
     Args:
         read: Returns the bytes of a file of the source tree, None if there is none.
+        source: The vendored source whose *rules* apply; empty for the fork's own tree.
 
     Raises:
         rule-mismatch: A rule's text does not occur exactly once.
@@ -126,6 +127,8 @@ def rewrite(
     changed: dict[str, bytes] = {}
     sites: list[Site] = []
     for rule in rules:
+        if rule.source != source:
+            continue
         data = changed.get(rule.file) or read(rule.file) or b""
         before, after = rule.before.encode(), rule.after.encode()
         count = data.count(before)
@@ -347,8 +350,7 @@ def vendored_trees(
     for name in names:
         with console.step(f"bring {name}, which {fork} vendors"), context.store.lock("objects"):
             tree = fetch.vendored_tree(context, fork, name, locked, ignored)
-        own = [rule for rule in rules if rule.source == name]
-        files, sites = rewrite(partial(objects.blob, tree), own)
+        files, sites = rewrite(partial(objects.blob, tree), rules, name)
         trees[name] = (objects.with_files(tree, files) if files else tree), sites
     return trees
 

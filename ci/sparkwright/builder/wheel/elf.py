@@ -240,7 +240,7 @@ def shared_object(data: Buffer) -> SharedObject:
 
 def version_key(version: str) -> tuple[int, ...]:
     """Return ``2.28`` as numbers that compare; a part that is not a number is left out."""
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
+    return tuple(map(int, filter(str.isdigit, version.split("."))))
 
 
 def version_text(version: Sequence[int]) -> str:

@@ -68,8 +68,12 @@ def support_level(
 
 def taken(unit: Sequence[elf.FatbinEntry], device: tuple[int, int]) -> list[elf.FatbinEntry]:
     """Return what a GPU of capability *device* may take of *unit*: machine code, else PTX."""
-    cubins = [entry for entry in unit if entry.kind == "cubin" and loads(entry.arch, device)]
-    texts = [entry for entry in unit if entry.kind == "ptx" and compiles(entry.arch, device)]
+    cubins, texts = list[elf.FatbinEntry](), list[elf.FatbinEntry]()
+    for entry in unit:
+        if entry.kind == "cubin" and loads(entry.arch, device):
+            cubins.append(entry)
+        elif entry.kind == "ptx" and compiles(entry.arch, device):
+            texts.append(entry)
     return cubins or texts
 
 

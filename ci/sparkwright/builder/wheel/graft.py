@@ -172,8 +172,11 @@ def changes(
                 removed.append(path)
             else:
                 replaced[path] = context.objects.blob(source.tree, path) or b""
+    libraries, hashes = dict[str, bytes](), dict[str, str]()
     try:
-        libraries = {member: (build / path).read_bytes() for member, path in members.items()}
+        for member, path in members.items():
+            libraries[member] = (build / path).read_bytes()
+            hashes[member] = sha256_bytes(libraries[member])
     except FileNotFoundError as error:
         raise BuildError(
             "compile-failed", "The build made no library.", details=[f"missing: {error.filename}"]
@@ -183,7 +186,7 @@ def changes(
         rows = records(wheel, listed)
     elsewhere = {*libraries, *omitted.files, *omitted.trimmed}
     return {**replaced, **omitted.trimmed, **libraries}, GraftManifest(
-        libraries={member: sha256_bytes(data) for member, data in libraries.items()},
+        libraries=hashes,
         replaced=tuple(sorted(replaced)),
         removed=tuple(sorted(removed)),
         base={

@@ -77,12 +77,16 @@ def document(
         ],
         pedigree={"ancestors": ancestors, "patches": patches},
     )
-    parts = [
-        *(_patch(tree, *step) for tree in (source, *needs) for step in enumerate(tree.steps, 1)),
-        *(_upstream(need, "") for need in needs),
-        *(_vendored(*entry) for entry in sorted(vendored.items())),
-        *(_file("tool", tool, scope="excluded") for tool in tools),
-    ]
+    parts = list[dict[str, Any]]()
+    for tree in (source, *needs):
+        for order, step in enumerate(tree.steps, 1):
+            parts.append(_patch(tree, order, step))
+    for need in needs:
+        parts.append(_upstream(need, ""))
+    for part, entry in sorted(vendored.items()):
+        parts.append(_vendored(part, entry))
+    for tool in tools:
+        parts.append(_file("tool", tool, scope="excluded"))
     content: dict[str, Any] = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",

@@ -153,13 +153,12 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
                 system.add(symbol)
     faults = dict[str, list[str]]()
     for member, library in wheel.items():
-        lacking = {
-            symbol
-            for symbol, versions in library.imports.items()
+        lacking = set[str]()
+        for symbol in library.imports.keys() - system:
+            versioned = all(map(_SYSTEM_VERSION.match, library.imports[symbol]))
             # Python's are compared with its limited API elsewhere.
-            if not symbol.startswith(("Py", "_Py"))
-            and not all(map(_SYSTEM_VERSION.match, versions))
-        } - system
+            if not versioned and not symbol.startswith(("Py", "_Py")):
+                lacking.add(symbol)
         reached, needed_names = set[str](), {*library.needed}
         waiting = [*library.needed, *_LOADED_FOR_ALL]
         while waiting:
