@@ -27,7 +27,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -570,12 +570,12 @@ class LibraryAudit:
         rule: str,
         message: str,
         images: Iterable[DeviceImage] = (),
-        units: Iterable[CompiledUnit] = (),
+        units: Collection[CompiledUnit] = (),
     ) -> None:
         """Add a finding about the library, these *units* and those that *images* come from."""
-        hashes, names = {image.sha256 for image in images}, [unit.name for unit in units]
+        hashes, names = {image.sha256 for image in images}, list[str]()
         for unit in self._units:
-            if not hashes.isdisjoint(unit.hashes):
+            if unit in units or not hashes.isdisjoint(unit.hashes):
                 names.append(unit.name)
         self.findings.append(AuditFinding(self._name, rule, message, tuple(names)))
 

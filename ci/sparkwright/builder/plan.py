@@ -9,7 +9,7 @@ names the CMake call that decided its arch, from CMake's trace.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
 from pathlib import PurePosixPath
@@ -207,6 +207,7 @@ def examine(
     """
     units, counts, deciding = list[PlannedUnit](), Counter[str](), _deciding_calls(calls)
     exceptions = {entry.unit: entry for entry in rules.kept}
+    by_source = dict[str, PlannedUnit]()
     for unit in configured:
         verdict, reason = _verdict(unit.gencode, arch), ""
         entry = exceptions.get(unit.source)
@@ -216,13 +217,15 @@ def examine(
         call = call or deciding.get("CMAKE_CUDA_ARCHITECTURES", "")
         counts[verdict] += 1
         fields = msgspec.structs.astuple(unit)
-        units.append(PlannedUnit(*fields, verdict=verdict, reason=reason, call=call))
+        planned = PlannedUnit(*fields, verdict=verdict, reason=reason, call=call)
+        units.append(planned)
+        by_source[unit.source] = planned
     return ArchPlan(
         fork=fork,
         arch=arch,
         counts=dict(counts),
         units=tuple(units),
-        stale=tuple(_stale_entries(rules, units, arch)),
+        stale=tuple(_stale_entries(rules, by_source, arch)),
         sites=tuple(sites),
         dropped={entry.unit: entry.reason for entry in rules.dropped},
     )
@@ -275,8 +278,10 @@ def _is_loadable(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:
     return _generation(virtual) == _generation(arch) or portable
 
 
-def _stale_entries(rules: ArchRules, units: Sequence[PlannedUnit], arch: str) -> Iterator[str]:
-    sources = {unit.source: unit for unit in units}
+def _stale_entries(
+    rules: ArchRules, sources: Mapping[str, PlannedUnit], arch: str
+) -> Iterator[str]:
+    """Yield the entries of ``kept`` and ``dropped`` that are not true of the units by source."""
     for entry in rules.kept:
         unit = sources.get(entry.unit)
         if unit is None:

@@ -137,8 +137,9 @@ class Sandbox(msgspec.Struct, frozen=True):
         wrapped, end_by, counters = shown, signal.SIGTERM, log.with_name(f"{log.name}.network")
         if isolated:
             sources = {mount: folder for folder, mount in self.mounts.items()}
-            pairs = [str(path) for mount, folder in sources.items() for path in (folder, mount)]
-            shell = ["sh", "-euc", _MOUNT, str(counters), str(INSIDE), str(len(sources)), *pairs]
+            shell = ["sh", "-euc", _MOUNT, str(counters), str(INSIDE), str(len(sources))]
+            for mount, folder in sources.items():
+                shell += [str(folder), str(mount)]
             wrapped = [*_unshare(), *shell, *shown]
             # unshare(1) heeds no other signal; the end of its child ends every process in the
             # sandbox.

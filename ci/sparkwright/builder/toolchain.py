@@ -239,13 +239,12 @@ def settings(context: RunContext, fork: str) -> ForkEnvironment:
     )
     if chosen.needs_upstream_cmake:
         return msgspec.structs.replace(chosen, sources=tuple(locked.fetched))
-    defines = {
-        name: value.replace("{external}", ";".join(projects))
-        for name, value in own.core_defines.items()
-    }
+    defines = dict(own.defines)
+    for name, value in own.core_defines.items():
+        defines[name] = value.replace("{external}", ";".join(projects))
     return msgspec.structs.replace(
         chosen,
-        defines={**own.defines, **defines},
+        defines=defines,
         sources=tuple(sources),
         unlocked=unlocked,
     )

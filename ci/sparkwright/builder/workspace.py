@@ -410,8 +410,9 @@ def source_tree(context: RunContext, fork: str) -> SourceTree:
 
 def _check_rule_sources(context: RunContext, fork: str, rules: ArchRules) -> None:
     """Raise `rule-mismatch` if a rule is for a vendored source that *fork* does not have."""
-    external = toolchain.spec(context.project).forks[fork].external.values()
-    vendored = {*context.lock.forks[fork].fetched}.union(*(each.sources for each in external))
+    vendored = {*context.lock.forks[fork].fetched}
+    for external in toolchain.spec(context.project).forks[fork].external.values():
+        vendored.update(external.sources)
     for rule in rules.rules:
         if rule.source and rule.source not in vendored:
             raise BuildError(

@@ -246,8 +246,9 @@ def _restate(text: bytes, old: str, new: str, name: str) -> bytes:
         wheel-invalid: There is no such assignment; the program and the metadata would disagree.
     """
     pattern = rf"^((?:\w+ *= *)*(?:__version__|version) *= *(?:\w+ *= *)*)(['\"]){re.escape(old)}\2"
-    line = re.compile(pattern.encode(), re.MULTILINE)
-    text, count = line.subn(lambda match: match[1] + repr(new).encode(), text)
+    text, count = re.subn(
+        pattern.encode(), lambda match: match[1] + repr(new).encode(), text, flags=re.MULTILINE
+    )
     if not count:
         raise WheelError("wheel-invalid", f"{name} does not set __version__ to {old!r}.")
     return text

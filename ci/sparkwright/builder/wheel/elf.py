@@ -522,8 +522,11 @@ def promised_glibc(platforms: Iterable[str]) -> tuple[int, ...]:
     text = " ".join(platforms)
     for minor, name in LEGACY_TAGS.items():
         text = text.replace(f"{name}_", f"manylinux_2_{minor}_")
-    matches = filter(None, map(_MANYLINUX.fullmatch, text.split()))
-    return min(((int(match[1]), int(match[2])) for match in matches), default=())
+    promised = list[tuple[int, ...]]()
+    for tag in text.split():
+        if match := _MANYLINUX.fullmatch(tag):
+            promised.append((int(match[1]), int(match[2])))
+    return min(promised, default=())
 
 
 @functools.cache

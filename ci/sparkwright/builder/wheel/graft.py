@@ -66,8 +66,7 @@ def omissions(
                 continue
             data = wheel.read(name)
             try:
-                fatbins = elf.shared_object(data).fatbins
-                entries = elf.fatbin_entries(data, fatbins)
+                entries = elf.fatbin_entries(data, elf.shared_object(data).fatbins)
                 units = [list(unit) for _, unit in groupby(entries, lambda e: e.container)]
             except elf.ElfUnreadable:
                 # The audit says so.
