@@ -8,10 +8,10 @@ import contextlib
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from email.parser import BytesParser
 from types import MappingProxyType
 
 from packaging.markers import UndefinedComparison
+from packaging.metadata import parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
@@ -49,9 +49,8 @@ def requirements(
             name = f"{info_folder(listed, base.filename)}/METADATA"
             metadata = member_text(wheel, listed, name)
         metadata = archive.change_requirements(metadata, settings[fork].requires)
-        header = BytesParser().parsebytes(metadata, headersonly=True)
         try:
-            for requirement in map(Requirement, map(str, header.get_all("Requires-Dist") or [])):
+            for requirement in map(Requirement, parse_email(metadata)[0].get("requires_dist", [])):
                 if not requirement.marker or requirement.marker.evaluate(environment):
                     yield base.filename, requirement
         except (InvalidRequirement, UndefinedComparison) as error:

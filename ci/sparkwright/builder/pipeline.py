@@ -664,8 +664,7 @@ def check_source(context: RunContext, source: SourceTree, base: Path | None = No
 
 def python_syntax(context: RunContext, source: SourceTree) -> Iterator[str]:
     """Yield the syntax errors of changed Python files."""
-    changes = context.objects.changes(source.source.tree, source.tree)
-    for path in changes:
+    for path in context.objects.changes(source.source.tree, source.tree):
         if not path.endswith((".py", ".pyi")):
             continue
         # A link, a submodule or a removed file has no content.

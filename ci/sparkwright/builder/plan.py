@@ -57,11 +57,6 @@ class PlannedUnit(TranslationUnit, frozen=True, kw_only=True):
     call: str = ""
 
     @property
-    def fails(self) -> bool:
-        """True if it is neither native nor kept."""
-        return self.verdict not in ("native", "kept")
-
-    @property
     def code(self) -> str:
         return " ".join(self.gencode) or "(nvcc's default)"
 
@@ -305,7 +300,7 @@ def check(plans: PlanComparison) -> None:
             or a unit is gone without a reason.
     """
     plan = plans.after
-    failing = [unit for unit in plan.units if unit.fails]
+    failing = [unit for unit in plan.units if unit.verdict not in ("native", "kept")]
     lost = list[str]()
     for unit in plans.removed:
         if unit.source not in plan.dropped:

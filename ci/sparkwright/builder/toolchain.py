@@ -413,8 +413,7 @@ def disassembler(context: RunContext) -> Path:
         source-unreachable, source-mismatch, offline, disk-full, command-failed: As `install`.
     """
     wheels = pylock.named(context.project, pylock.NVDISASM)
-    root = locked_environment(context, "nvdisasm", wheels, platform.machine())
-    return root / "nvidia" / "cu13" / "bin"
+    return locked_environment(context, "nvdisasm", wheels, platform.machine()) / "nvidia/cu13/bin"
 
 
 def environment_folder(

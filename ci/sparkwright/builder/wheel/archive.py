@@ -151,12 +151,11 @@ def write(
         metadata: The text of METADATA.
         dist_info: Further files of its ``.dist-info`` by their path in it.
     """
-    members = dict(sorted(files.items()))
+    members = [(member, data, member.endswith(".so")) for member, data in sorted(files.items())]
     own = {"METADATA": metadata.encode(), "WHEEL": _wheel_text(name.tag, pure)}
     for file, data in {**(dist_info or {}), **own}.items():
-        members[f"{name.info}/{file}"] = data
-    entries = ((member, members[member], member.endswith(".so")) for member in members)
-    return _pack(folder / name.filename, name, entries)
+        members.append((f"{name.info}/{file}", data, False))
+    return _pack(folder / name.filename, name, members)
 
 
 def _wheel_text(tag: str, pure: bool) -> bytes:

@@ -85,5 +85,4 @@ def trimmed(data: elf.Buffer, device: tuple[int, int]) -> bytes:
     Raises:
         elf.ElfUnreadable: As `elf.shared_object` and `elf.fatbin_entries`.
     """
-    fatbins = elf.shared_object(data).fatbins
-    return elf.without_entries(data, fatbins, partial(taken, device=device))
+    return elf.without_entries(data, elf.shared_object(data).fatbins, partial(taken, device=device))

@@ -181,8 +181,7 @@ def changes(
             "compile-failed", "The build made no library.", details=[f"missing: {error.filename}"]
         ) from error
     with zip_file(base) as wheel:
-        listed = zip_members(wheel, base.name)
-        rows = records(wheel, listed)
+        rows = records(wheel, zip_members(wheel, base.name))
     elsewhere = {*libraries, *omitted.files, *omitted.trimmed}
     return {**replaced, **omitted.trimmed, **libraries}, GraftManifest(
         libraries=hashes,

@@ -172,8 +172,7 @@ def undefined(wheel: Libraries, linked: Libraries) -> dict[str, list[str]]:
                 if name in own:
                     needed_names.update(provider.needed)
         missing = needed_names - own.keys() - linked.keys() - outside.keys()
-        foreign = not all(map(_SYSTEM.fullmatch, missing))
-        brought = lacking if foreign else set[str]()
+        brought = set[str]() if all(map(_SYSTEM.fullmatch, missing)) else lacking
         for name in outside.keys() & reached:
             brought = brought | {symbol for symbol in lacking if outside[name].fullmatch(symbol)}
         torch = {symbol for symbol in lacking if _TORCH.search(symbol)}
