@@ -179,7 +179,8 @@ def raise_for_findings(*reports: AuditReport) -> None:
     """
     details, files = list[str](), list[str]()
     for report in reports:
-        files += [] if report.passed else [report.subject.file]
+        if not report.passed:
+            files.append(report.subject.file)
         for finding in report.findings:
             file = finding.library or report.subject.file
             details.append(f"{finding.rule}: {file}: {finding.text}")

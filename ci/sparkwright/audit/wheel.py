@@ -413,7 +413,7 @@ def audit(
         if faults:
             findings.append(AuditFinding(name, "undefined-symbol", symbols.listed(faults)))
     if judged == "stack":
-        findings += _missing_libraries(policy, about, libraries, record)
+        findings += _missing_libraries(policy, about, libraries, record.unlocked)
     digests = sorted({library.device_code for library in libraries} - {""})
     return AuditReport(
         subject=about,
@@ -435,13 +435,18 @@ def _missing_libraries(
     policy: AuditPolicy,
     about: AuditedWheel,
     libraries: Iterable[AuditedLibrary],
-    record: AuditedRecord,
+    unlocked: Collection[str],
 ) -> Iterator[AuditFinding]:
-    """Yield the target libraries that the policy asks for and the wheel does not hold."""
+    """
+    Yield the target libraries that the policy asks for and the wheel does not hold.
+
+    Args:
+        unlocked: External projects that were not compiled.
+    """
     present = [policy.library(about.name, library.name) for library in libraries]
     listed = policy.distributions.get(about.name)
     for wants in listed.libraries if listed else ():
-        wanted = wants.role == "target" and wants.external not in record.unlocked
+        wanted = wants.role == "target" and wants.external not in unlocked
         if wanted and wants not in present:
             yield AuditFinding(wants.glob, "library-missing", "the policy asks for it")
 
@@ -464,7 +469,8 @@ def _unusable(
     for audited in libraries:
         # Of libraries that the policy names as targets, each is judged by itself.
         judged_alone |= audited.role == "target"
-        levels.update(audited.spark if audited.role != "base" else {})
+        if audited.role != "base":
+            levels.update(audited.spark)
     if levels and not judged_alone and not levels.keys() & MACHINE_CODE:
         units = counted(levels, "{count} {name}", ", ")
         yield AuditFinding(
@@ -838,7 +844,8 @@ class LibraryAudit:
                 if re.search(rule.kernels, kernel):
                     searched.append(image)
                     for opcode, count in opcodes.items():
-                        total += count if re.search(rule.pattern, opcode) else 0
+                        if re.search(rule.pattern, opcode):
+                            total += count
             totals[rule.pattern] = total
             if total < rule.least:
                 message = f"{rule.pattern}: {total}, required: {rule.least}"

@@ -690,8 +690,11 @@ def check_base(context: RunContext, source: SourceTree, base: Path) -> None:
         for name in zip_members(wheel, base.name):
             if name.endswith(".py") and name in tree:
                 count += 1
-                same = blob_id(wheel.read(name)) == tree[name][1]
-                differing += [] if same or name in settings.version_files else [name]
+                if (
+                    name not in settings.version_files
+                    and blob_id(wheel.read(name)) != tree[name][1]
+                ):
+                    differing.append(name)
     if differing or not count:
         raise BuildError(
             "base-mismatch",

@@ -170,7 +170,8 @@ class Sandbox(msgspec.Struct, frozen=True):
             for line in log.read_text("utf-8", "replace").splitlines()[1:]:
                 if match := _UNREACHED.search(line):
                     unreached[line.strip()] = None
-                    wanted += filter(None, [match["host"]])
+                    if match["host"]:
+                        wanted.append(match["host"])
             hosts = list(dict.fromkeys(wanted))
             raise BuildError(
                 "build-downloads",
