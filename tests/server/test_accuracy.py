@@ -84,8 +84,8 @@ def test_nonsense_ends_the_task(context: RunContext, tmp_path: Path, reply: byte
     seconds = 20 if reason == "harness-slow" else 600
     policy = replace(POLICY, tasks={"largest": replace(POLICY.tasks["largest"], seconds=seconds)})
     keys = tuple(f"{number:016x}" for number in range(1000))
-    settings = accuracy.settings_digest(context, policy.tasks["largest"])
-    path = saved(accuracy.TaskResult(BASELINE, "largest", settings, keys, "1" * 1000), tmp_path)
+    settings = accuracy.settings_digest(context, "largest", policy.tasks["largest"])
+    path = saved(accuracy.TaskResult(BASELINE, settings, "largest", keys, "1" * 1000), tmp_path)
     with contextlib.closing(Listener(completing(reply))) as server:
         checks = checked(context, server.url, path, policy=policy)
 

@@ -35,7 +35,7 @@ def context(store: Store, tmp_path: Path) -> RunContext:
 
 def answers(correct: str, context: RunContext, identity: server_under_test.ServerIdentity = CANDIDATE) -> accuracy.TaskResult:
     """Return the answers of a server to the task ``largest``."""
-    return accuracy.TaskResult(identity, "largest", accuracy.settings_digest(context, POLICY.tasks["largest"]), tuple(f"{number:016x}" for number in range(len(correct))), correct)
+    return accuracy.TaskResult(identity, accuracy.settings_digest(context, "largest", POLICY.tasks["largest"]), "largest", tuple(f"{number:016x}" for number in range(len(correct))), correct)
 
 
 Judge = Callable[..., dict[str, verdict.Check]]
@@ -86,13 +86,12 @@ def test_a_candidate_as_bad_as_its_baseline_meets_the_floor(judge: Judge, correc
 @pytest.mark.parametrize(
     ("changed", "check", "reason"),
     [
-        ({"identity": CANDIDATE}, "baseline", "baseline-is-candidate"),
-        ({"identity": replace(BASELINE, wheel="")}, "baseline", "baseline-unnamed"),
-        ({"identity": replace(BASELINE, model="n" * 64)}, "baseline", "baseline-other-model"),
-        ({"identity": replace(BASELINE, model="")}, "baseline", "baseline-other-model"),
-        ({"task": "gsm8k"}, "baseline", "baseline-other"),
-        ({"settings": "other"}, "baseline", "baseline-other"),
-        ({"questions": tuple(f"{number:016x}" for number in range(1, COUNT + 1))}, "answers", "baseline-other"),
+        ({"served": CANDIDATE}, "baseline", "reference-is-candidate"),
+        ({"served": replace(BASELINE, wheel="")}, "baseline", "reference-unnamed"),
+        ({"served": replace(BASELINE, model="n" * 64)}, "baseline", "reference-other-model"),
+        ({"served": replace(BASELINE, model="")}, "baseline", "reference-other-model"),
+        ({"shape": "other"}, "baseline", "reference-other-policy"),
+        ({"questions": tuple(f"{number:016x}" for number in range(1, COUNT + 1))}, "answers", "reference-other-policy"),
         ({"correct": "1" * 100 + "0" * 900}, "baseline", "task-uninformative"),
     ],
 )
@@ -175,10 +174,10 @@ def test_every_question_has_one_answer(tmp_path: Path, last: list[bytes], reason
     "damage",
     [
         lambda good: good[:-9], lambda good: good.replace(b'"correct":"1', b'"correct":"'), lambda _: b"", lambda _: b"[" * 100_000,
-        lambda _: b"\xff", lambda good: b" " * accuracy.LARGEST + good, lambda good: good.replace(b'"format":3', b'"format":2'),
+        lambda _: b"\xff", lambda good: b" " * accuracy.LARGEST + good, lambda good: good.replace(b'"format":4', b'"format":3'),
     ],
 )  # fmt: skip
 def test_a_saved_result_that_is_damaged_ends_the_gate(judge: Judge, tmp_path: Path, damage: Callable[[bytes], bytes]) -> None:
     """What was cut, is too large or lies about its size is refused, and no verdict holds a path."""
     check = judge("1" * COUNT, "1" * COUNT, damage)["baseline"]
-    assert (check.state, check.reason, check.message) == ("invalid", "baseline-damaged", "baseline.json is no recorded TaskResult.")
+    assert (check.state, check.reason, check.message) == ("invalid", "reference-damaged", "baseline.json is no recorded TaskResult.")

@@ -462,12 +462,12 @@ def test_patch_declares_what_it_changes_or_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"identity": OWN}, "baseline-is-candidate"),
-        ({"identity": server_under_test.ServerIdentity(model="m")}, "baseline-is-candidate"),
-        ({"identity": server_under_test.ServerIdentity("a" * 64, "other")}, "baseline-other-model"),
-        ({"recipe": "toy-cpu"}, "baseline-other-model"),
-        ({"format": 2}, "baseline-damaged"),
-        ({"classes": {}}, "baseline-damaged"),
+        ({"served": OWN}, "reference-is-candidate"),
+        ({"served": server_under_test.ServerIdentity(model="m")}, "reference-unnamed"),
+        ({"served": server_under_test.ServerIdentity("a" * 64, "other")}, "reference-other-model"),
+        ({"shape": "toy-cpu"}, "reference-other-policy"),
+        ({"format": 2}, "reference-damaged"),
+        ({"classes": {}}, "reference-damaged"),
     ],
 )
 def test_baseline_that_flatters_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:

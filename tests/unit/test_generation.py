@@ -479,7 +479,7 @@ def test_letters_of_most_stock_answers_are_not_foreign() -> None:
 
 
 @pytest.mark.parametrize(("change", "reason"), [
-    ({}, ""), ({"wheel": "c" * 64}, "reference-is-candidate"), ({"wheel": ""}, "reference-is-candidate"), ({"model": "m"}, "reference-other-model"),
+    ({}, ""), ({"wheel": "c" * 64}, "reference-is-candidate"), ({"wheel": ""}, "reference-unnamed"), ({"model": "m"}, "reference-other-model"),
     ("cut", "reference-damaged"), ("absent", "reference-damaged"), ("field", "reference-damaged"),
 ])  # fmt: skip
 def test_answers_of_the_stock_wheel_are_read_strictly(change: dict[str, str] | str, reason: str, tmp_path: Path) -> None:

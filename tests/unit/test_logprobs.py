@@ -16,6 +16,7 @@ from tests.support import byte_model_server
 from sparkwright.bench.server.client import ServerInvalid
 from sparkwright.core import strict_yaml
 from sparkwright.gates import core, logprobs
+from sparkwright.gates.core import server_under_test
 
 #: The real limits on fewer and shorter texts.
 POLICY = replace(
@@ -43,7 +44,7 @@ def _known(tmp_path_factory: pytest.TempPathFactory) -> logprobs.Reference:
     with byte_model_server.ByteModelServer() as server:
         server.drafts = True
         save(logprobs.record(POLICY, server.client, OFFICIAL), path)
-    return logprobs.load(path)
+    return server_under_test.read_recorded(path, logprobs.Reference, limit=logprobs.LARGEST)
 
 
 def compared(
@@ -310,8 +311,9 @@ def test_an_answer_that_does_not_count_is_no_pass(
 
 @pytest.mark.parametrize(("change", "expected"), [
     ({"served": replace(OFFICIAL, wheel=CANDIDATE.wheel)}, "reference-is-candidate"),
-    *(({"served": replace(OFFICIAL, **{field: value})}, "reference-unnamed") for field, value in (("wheel", ""), ("model", ""), ("flags", None))),
-    ({"shape": (12, 64, 4, 8)}, "reference-other-policy"),
+    *(({"served": replace(OFFICIAL, **{field: value})}, "reference-unnamed") for field, value in (("wheel", ""), ("flags", None))),
+    ({"served": replace(OFFICIAL, model="")}, "reference-other-model"),
+    ({"shape": "12 texts"}, "reference-other-policy"),
     ({"floors": {"divergence": [0.0], "best-token": [0.0]}}, "reference-other-policy"),
     ({"floors": {"divergence": []}}, "reference-damaged"),
     ({"rows": [(0, {1: -1.0})] * 12 * 63}, "reference-unsound"),
@@ -342,12 +344,12 @@ def test_a_damaged_file_is_refused(known: logprobs.Reference, tmp_path: Path) ->
     path = tmp_path / "reference.json"
     save(known, path)
     good = path.read_bytes()
-    for number, bad in enumerate((good[:-100], good.replace(b'"shape":[12,64,', b'"shape":[12,63,'), b"", b"[]", b"[" * 100_000, b"\xff\xfe")):
+    for number, bad in enumerate((good[:-100], good.replace(b'"texts":[[', b'"texts":[[1,'), b"", b"[]", b"[" * 100_000, b"\xff\xfe")):
         (tmp_path / str(number)).write_bytes(bad)
     os.truncate(path, 1 << 40)
     for damaged in (*tmp_path.iterdir(), tmp_path / "none.json", tmp_path):
         with pytest.raises(ServerInvalid, match="reference-damaged"):
-            logprobs.load(damaged)
+            server_under_test.read_recorded(damaged, logprobs.Reference, limit=logprobs.LARGEST)
 
 
 #: From nearly flat to nearly certain.
@@ -385,4 +387,4 @@ def test_a_reference_of_other_weights_is_refused(server: byte_model_server.ByteM
     """The digest decides, although both serve the same name; unknown files are not those of the reference."""
     found = compared(server, known, tmp_path, served=replace(CANDIDATE, model=digest))
 
-    assert (found["candidate"].state, found["candidate"].reason) == ("invalid", "reference-other-model")
+    assert (found["reference"].state, found["reference"].reason) == ("invalid", "reference-other-model")

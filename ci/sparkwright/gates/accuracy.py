@@ -24,7 +24,13 @@ from sparkwright.core.console import console, one_line
 from sparkwright.core.files import content_key, sha256_bytes, sha256_file
 from sparkwright.core.states import State
 from sparkwright.forks.context import RunContext
-from sparkwright.gates.core.server_under_test import Pace, ServerIdentity, read_recorded
+from sparkwright.gates.core.server_under_test import (
+    REFERENCE,
+    Pace,
+    Recorded,
+    ServerIdentity,
+    read_stock,
+)
 from sparkwright.gates.core.verdict import (
     Check,
     Figure,
@@ -89,24 +95,20 @@ class TaskPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     subset: str = ""
 
 
-class TaskResult(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class TaskResult(Recorded, frozen=True, forbid_unknown_fields=True):
     """
-    One server's answers to a task.
+    One server's answers to a task, whose `shape` is `settings_digest`.
 
     Attributes:
-        identity: The wheel, the model and the machine.
         task: The task's name.
-        settings: Digest of the settings that decide the questions and how answers are judged.
         questions: The beginning of a digest of each question and its prompt.
         correct: ``1`` or ``0`` for each question, in the same order.
     """
 
-    identity: ServerIdentity
     task: str
-    settings: str
     questions: tuple[Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")], ...]
     correct: Annotated[str, msgspec.Meta(pattern="^[01]+$")]
-    format: Literal[3] = 3
+    format: Literal[4] = 4
 
     def __post_init__(self) -> None:
         if not len(self.correct) == len(set(self.questions)) == len(self.questions):
@@ -164,12 +166,13 @@ def ask(
         correct += "1" if answer.exact_match == 1 else "0"
         key = f"{answer.doc_id} {answer.doc_hash} {answer.prompt_hash}"
         keys.append(sha256_bytes(key.encode())[:16])
-    return TaskResult(identity, name, settings_digest(context, task), tuple(keys), correct)
+    return TaskResult(identity, settings_digest(context, name, task), name, tuple(keys), correct)
 
 
-def settings_digest(context: RunContext, task: TaskPolicy) -> str:
-    """Return the digest of the settings that decide the questions and how answers are judged."""
+def settings_digest(context: RunContext, name: str, task: TaskPolicy) -> str:
+    """Return the digest of what decides the questions of a task and how answers are judged."""
     parts = {
+        "task": name,
         "settings": msgspec.structs.replace(task, seconds=1),
         "file": sha256_file(context.project.root / TASKS / task.file) if task.file else "",
         "harness": [wheel for wheel in _wheels(context) if wheel[0] == "lm-eval"],
@@ -289,6 +292,7 @@ CHECKS = (
 
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
+    **REFERENCE,
     "task-data-missing": "The task's data set is not in this machine's hub cache, and the gate "
     "fetches none: download it once.",
     "harness-failed": "lm-evaluation-harness ended with an error, as it does at the first request "
@@ -300,16 +304,6 @@ REASONS: Mapping[str, str] = {
         "another version, or the disk is full."
     ),
     "answers-missing": ("Questions have no answer, or two, or their number is not the policy's."),
-    "baseline-damaged": "The saved baseline cannot be read, was cut short or changed: record it "
-    "again.",
-    "baseline-other": "The baseline was asked other questions, or in another way: record it again "
-    "with this policy.",
-    "baseline-other-model": "The baseline is of another model than the candidate's: record it with "
-    "the same weights, and name those of a server that runs already with --model-folder.",
-    "baseline-is-candidate": "The baseline is the candidate itself, which cannot lose against "
-    "itself: record the last good wheel.",
-    "baseline-unnamed": "The saved baseline does not name its wheel: record it again with the "
-    "wheel named.",
     "task-uninformative": "The baseline answers too few questions for a loss to show: take a model "
     "that can do the task, or another task.",
     "worse-than-baseline": "The candidate loses more questions than the margin allows: a kernel or "
@@ -414,18 +408,12 @@ def _judged(
     task = policy.task(name)
     if lacking := missing_data(context, task):
         raise ServerInvalid("task-data-missing", f"the data set {lacking}")
-    before = read_recorded(baseline, TaskResult, "baseline-damaged", limit=LARGEST)
+    shape = settings_digest(context, name, task)
+    before = read_stock(baseline, TaskResult, identity, shape, limit=LARGEST)
     count = len(before.correct)
     message = f"The baseline answers {before.share:.1%} of {count} questions correctly"
-    for reason, applies in {
-        "baseline-unnamed": not before.identity.wheel,
-        "baseline-is-candidate": before.identity.wheel == identity.wheel,
-        "baseline-other": (before.task, before.settings) != (name, settings_digest(context, task)),
-        "baseline-other-model": not identity.model or before.identity.model != identity.model,
-        "task-uninformative": before.share < policy.informative,
-    }.items():
-        if applies:
-            raise ServerInvalid(reason, f"{message}. {REASONS[reason].removesuffix('.')}")
+    if before.share < policy.informative:
+        raise ServerInvalid("task-uninformative", message)
     figure = Figure(
         "right answers of the baseline", 100 * before.share, "%", count,
         bound=100 * policy.informative,
@@ -434,7 +422,7 @@ def _judged(
     now = ask(context, name, task, server, identity)
     if now.questions != before.questions:
         message = "the candidate was asked other questions than the baseline"
-        raise ServerInvalid("baseline-other", message)
+        raise ServerInvalid("reference-other-policy", message)
     yield passed(f"{name}-answers", f"The candidate answered all {len(now.correct)} questions.")
     yield _paired(policy, before, now)
     yield _floor(policy, now, floor)

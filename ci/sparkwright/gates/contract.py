@@ -35,13 +35,14 @@ from sparkwright.core.strict_yaml import compile_patterns
 from sparkwright.gates.core.server_under_test import (
     DRAFTS,
     ENDED,
+    REFERENCE,
     ObservedServer,
     Pace,
     PrefixCache,
     ServerIdentity,
     cache_block,
+    find_stock,
     prompt_length,
-    read_recorded,
     repeat_prompt,
 )
 from sparkwright.gates.core.verdict import (
@@ -393,18 +394,13 @@ OF_MACHINE = ("memory-low", "kernel-no-memory", "log-unreadable")
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
     **ENDED,
+    **REFERENCE,
     "backend-refused": (
         "The server refused the backend that it was told to use, and used another without an error."
     ),
     "backend-changed": "Layers are served by another class of kernels than with the stock wheel, "
     "and nothing explains it. Find out why, or explain it under `changes` of the recipe's contract "
     "or by the trailer `Changes: kernels / RECIPE / WHY` of a patch.",
-    "baseline-damaged": "The baseline has no facts of a server with its kernels. Record it again, "
-    "with its recipe.",
-    "baseline-is-candidate": "The baseline was recorded with the candidate's own wheel, or names "
-    "none. Record it with the stock wheel or the last release.",
-    "baseline-other-model": "The baseline was recorded with another recipe or other weights. "
-    "Record it with these.",
     "compile-unseen": "The recipe is served by torch.compile, and the profile has no kernel that "
     "it made: each operation runs by itself.",
     "emulation": "The server computes by emulation: right numbers, far too slowly, and not by the "
@@ -787,31 +783,18 @@ def _backends(
     Args:
         reasons: ``decode moe`` and the like, or empty for all → why it may differ.
     """
-    name, identity, figures = "backends", facts.identity, list[Figure]()
+    name, figures = "backends", list[Figure]()
     for layer, shares in facts.classes.items():
         for label, share in shares.items():
             figures.append(Figure(f"{layer}: {label}", 100 * share, "%"))
     if baseline is None:
         message = "name --against a folder that --record wrote, to compare its server's kernels"
         return Check(name, "not-run", message, "stock-not-named", figures=tuple(figures))
-    try:
-        stock = read_recorded(baseline, ObservedServer, "baseline-damaged")
-    except ServerInvalid as error:
-        return invalid(name, error.message, error.reason)
+    stock = find_stock(baseline, ObservedServer, facts.served, name, facts.shape)
+    if isinstance(stock, Check):
+        return stock
     if not stock.classes:
-        return invalid(name, f"{baseline.name} has no kernels", "baseline-damaged")
-    if stock.identity.wheel in ("", identity.wheel):
-        return invalid(
-            name,
-            "the baseline is the candidate itself, or does not name its wheel",
-            "baseline-is-candidate",
-        )
-    if stock.recipe != facts.recipe or identity.model not in ("", stock.identity.model):
-        return invalid(
-            name,
-            f"the baseline is of {stock.recipe}, or of other weights",
-            "baseline-other-model",
-        )
+        return invalid(name, f"{baseline.name} has no kernels", "reference-damaged")
     # A reason that explains a change for one request explains the same change for a batch.
     explained = dict(reasons)
     for layer, why in reasons.items():

@@ -29,10 +29,10 @@ from sparkwright.gates.core.ladder import BUDGET_SPENT
 from sparkwright.gates.core.server_under_test import (
     CACHE_HITS,
     DRAFTS,
+    Recorded,
     ServerIdentity,
-    StockAnswers,
     cache_block,
-    read_stock,
+    find_stock,
 )
 from sparkwright.gates.core.verdict import Check, Figure, Sample, invalid, judged, not_run
 from sparkwright.gates.long_text import long_text
@@ -47,12 +47,6 @@ COMPARISONS: Mapping[str, tuple[str, str, str]] = {
     "dirty-text-cache": ("dirtier-with-cache", "with a cached prefix", "with a cold cache"),
     "dirty-text-drafts": ("dirtier-with-drafts", "with drafts", "without drafts"),
 }
-
-#: Reasons of G5 that the file of the stock wheel's answers may have, too.
-REFERENCE_FAULTS = (
-    "reference-damaged", "reference-is-candidate", "reference-other-model",
-    "reference-other-policy",
-)  # fmt: skip
 
 #: The fault of an answer that should have called the tool and did not.
 NO_CALL = "no call"
@@ -83,7 +77,7 @@ class SampledAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finish_reason: str
 
 
-class StockText(StockAnswers, frozen=True, forbid_unknown_fields=True):
+class StockText(Recorded, frozen=True, forbid_unknown_fields=True):
     """
     The answers of the stock wheel.
 
@@ -431,4 +425,4 @@ def reference(
         name: Of the check that says why.
         shape: That it must have, if it is known.
     """
-    return read_stock(path, StockText, served, name, shape) if path else NOT_NAMED
+    return find_stock(path, StockText, served, name, shape) if path else NOT_NAMED

@@ -28,6 +28,7 @@ from sparkwright.gates import dirty_text, logprobs, text_checks
 from sparkwright.gates.core.server_under_test import (
     DRAFTS,
     LARGE_BLOCK,
+    REFERENCE,
     Pace,
     ServerIdentity,
     cache_block,
@@ -112,9 +113,7 @@ REASONS: Mapping[str, str] = {
     "speculation, or mend it.",
     "prefix-cache-unused": "No question hit the prefix cache, so its absence is no switch.",
     "stock-not-named": "Without the answers of the stock wheel none could be compared with them.",
-    **{
-        name: text for name, text in logprobs.REASONS.items() if name in dirty_text.REFERENCE_FAULTS
-    },
+    **REFERENCE,
     "no-speculation": "The server drafts no tokens.",
     "policy-skips": "The profile says why this kind of model cannot be judged by the check.",
     "no-answers": "The gate ended before this check; see the check `replies`.",

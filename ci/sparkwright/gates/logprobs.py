@@ -52,12 +52,15 @@ from sparkwright.core.states import State
 from sparkwright.gates.core.server_under_test import (
     CACHE_HITS,
     LARGE_BLOCK,
+    REFERENCE,
     Pace,
+    Recorded,
     ServerIdentity,
     cache_block,
     machine_facts,
     prompt_length,
     read_recorded,
+    read_stock,
 )
 from sparkwright.gates.core.verdict import (
     Check,
@@ -259,9 +262,10 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ]
 
     @property
-    def shape(self) -> tuple[int, int, int, int]:
+    def shape(self) -> str:
         """The sizes that a reference shares with its policy."""
-        return self.texts, self.tokens, self.top, self.decode_texts
+        sizes = self.texts, self.tokens, self.top, self.decode_texts
+        return "{} texts of {} tokens, {} logarithms; {} are continued".format(*sizes)
 
     def prompts(self, texts: Sequence[list[int]]) -> list[list[int]]:
         """Return the beginnings of *texts* that are continued."""
@@ -280,13 +284,11 @@ class LogprobsPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return list(map(text, range(self.texts)))
 
 
-class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Reference(Recorded, frozen=True, forbid_unknown_fields=True):
     """
-    What a server reported.
+    What a server reported, whose `shape` is that of the policy.
 
     Attributes:
-        served: Its wheel, flags, model and machine.
-        shape: `LogprobsPolicy.shape`.
         texts: Token ids, a row per text.
         rows: The reported logarithms at every token but each text's first, text after text.
         floors: How far the server is from itself, per text: by check, the mean KL in nat of a
@@ -296,26 +298,14 @@ class Reference(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             one.
     """
 
-    served: ServerIdentity
-    shape: tuple[int, int, int, int]
     texts: list[list[int]]
     rows: list[Row]
     floors: dict[str, Annotated[list[float], msgspec.Meta(min_length=1)]]
     hits: dict[str, Annotated[float, msgspec.Meta(ge=0)]]
 
     def __post_init__(self) -> None:
-        if len(self.rows) != self.shape[0] * (self.shape[1] - 1):
+        if len(self.rows) != sum(map(len, self.texts)) - len(self.texts):
             raise ValueError("its sizes do not agree")
-
-
-def load(path: Path) -> Reference:
-    """
-    Return the reference in the file at *path*, in bounded time and memory.
-
-    Raises:
-        ServerInvalid: It is too large, no such file, cut short or of other sizes.
-    """
-    return read_recorded(path, Reference, "reference-damaged", limit=LARGEST)
 
 
 #: Temperature, and whether requests are sent at the policy's concurrency instead of one by one.
@@ -337,26 +327,11 @@ CHECKS = (*declare("reference", *COMPARED, *DECODED, measured=True), *declare("c
 
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
+    **REFERENCE,
     "reference-unstable": "The reference differs from itself by more than the policy allows. Score "
     "it without other load, or take another backend as the reference.",
     "reference-unsound": "The reference gives logarithms that no softmax gives (NaN, a sum above "
     "1). Take another reference.",
-    "reference-damaged": "The recorded reference cannot be read or was cut short. Record it again.",
-    "reference-unnamed": (
-        "The reference lacks its wheel, flags or model digest, so "
-        "it may be the candidate's. Record it with WHEEL, --serve and "
-        "--recipe."
-    ),
-    "reference-is-candidate": (
-        "The reference is of the candidate's own wheel and shares its "
-        "faults. Record it from the official wheel or an earlier "
-        "release."
-    ),
-    "reference-other-model": "The reference is of other weights, another tokenizer or other texts. "
-    "Record it with the same ones, and name the files of a server that runs already with "
-    "--model-folder.",
-    "reference-other-policy": "The reference has other numbers of texts, tokens or logarithms than "
-    "the policy. Record it again.",
     "corpus-too-short": "With this tokenizer a text has fewer tokens than the policy asks for. "
     "Lower `tokens` or lengthen the corpus.",
     "too-few-logprobs": "The server gives fewer logarithms per position than asked for. Raise its "
@@ -476,13 +451,12 @@ def _judged(
     repairs: Sequence[str],
 ) -> Iterator[Check]:
     """Yield the checks in the order of the questions."""
-    reference = load(against)
-    check = _check_reference(policy, reference, served)
+    reference = read_stock(against, Reference, served, policy.shape, limit=LARGEST)
+    check = _check_reference(policy, reference)
     expected = sound(policy, reference.rows)
     yield check
     texts, precise = reference.texts, None
-    other = served.model != reference.served.model or _tokens(policy, candidate) != texts
-    _refuse({"reference-other-model": other})
+    _refuse({"reference-other-model": _tokens(policy, candidate) != texts})
     if repairs:
         precise = _precise(policy, against.parent / "precise" / against.name, reference, served)
     measured = sound(policy, score(policy, texts, candidate))
@@ -518,7 +492,7 @@ def _precise(
         ServerInvalid: There is none, or it is of other texts or says nothing of the candidate.
     """
     _refuse({"precise-missing": not path.exists()})
-    precise = load(path)
+    precise = read_recorded(path, Reference, limit=LARGEST)
     identity = precise.served
     as_candidate = (identity.model, identity.flags) == (served.model, served.flags)
     other = (precise.shape, precise.texts) != (reference.shape, reference.texts)
@@ -593,20 +567,17 @@ def _after_cached_blocks(
     return msgspec.structs.replace(check, figures=(*check.figures, *figures))
 
 
-def _check_reference(policy: LogprobsPolicy, reference: Reference, served: ServerIdentity) -> Check:
+def _check_reference(policy: LogprobsPolicy, reference: Reference) -> Check:
     """
-    Return the check of the reference; raise `ServerInvalid` unless it was recorded from another
-    wheel by this policy, and agrees with itself.
+    Return the check of the reference; raise `ServerInvalid` unless it has what this policy asks
+    for, and agrees with itself.
     """
-    identity = reference.served
     means = {name: fmean(values) for name, values in reference.floors.items()}
     names = {"divergence", "best-token", *MODES}
     _refuse(
         {
-            "reference-unnamed": not (identity.wheel and identity.model) or identity.flags is None,
-            "reference-is-candidate": identity.wheel == served.wheel,
-            "reference-other-policy": reference.shape != policy.shape
-            or {*means} - {*CACHED} != names,
+            "reference-unnamed": reference.served.flags is None,
+            "reference-other-policy": {*means} - {*CACHED} != names,
         }
     )
     other, floor = means.pop("best-token"), means["divergence"]

@@ -29,11 +29,12 @@ from sparkwright.core.console import console
 from sparkwright.core.files import canonical, sha256_bytes
 from sparkwright.core.states import State
 from sparkwright.gates.core.server_under_test import (
+    REFERENCE,
     Pace,
+    Recorded,
     ServerIdentity,
-    StockAnswers,
+    find_stock,
     measure_pace,
-    read_stock,
 )
 from sparkwright.gates.core.verdict import (
     ORDER,
@@ -141,7 +142,7 @@ class SoakRequest(msgspec.Struct, frozen=True):
     message: str = ""
 
 
-class StockLoad(StockAnswers, frozen=True, forbid_unknown_fields=True):
+class StockLoad(Recorded, frozen=True, forbid_unknown_fields=True):
     """
     What the stock wheel answered to a shorter load.
 
@@ -383,6 +384,7 @@ RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 #: Reason → what it means and what to do.
 REASONS: Mapping[str, str] = {
     **SERVER_REASONS,
+    **REFERENCE,
     **watchdog.MEANINGS,
     OTHER_PROCESS: "Another process on this machine had an error of the GPU meanwhile, so the soak "
     "shows nothing. Stop it, and run the gate again.",
@@ -453,7 +455,7 @@ def reference(
 ) -> StockLoad | Check | None:
     """Return what the file at *path* has of the stock wheel, or why it is of no use, or None."""
     name, questions = "words-under-load", shape(policy)
-    return read_stock(path, StockLoad, served, name, questions) if path else None
+    return find_stock(path, StockLoad, served, name, questions) if path else None
 
 
 def record(policy: SoakPolicy, client: Client, served: ServerIdentity) -> StockLoad:

@@ -485,13 +485,18 @@ def _measurements(result: Result, counted: Sequence[Measurement]) -> Check:
     return passed("legs", message, figures=figures, samples=samples)
 
 
+def _settings(subject: Subject) -> set[str]:
+    """Return the flags and the variables with which *subject* was served."""
+    return {*subject.flags, *map("=".join, subject.variables.items())}
+
+
 def _served(result: Result, counted: Sequence[Measurement]) -> Iterator[Check]:
     """Yield whether both sides were served by the recipe: its flags, and its kernel contract."""
     if result.added:
         yield invalid("flags", f"both sides had {' '.join(result.added)} besides", "flags-added")
     else:
-        baseline = result.baseline or result.candidate
-        ours, theirs = set(result.candidate.flags), set(baseline.flags)
+        ours = _settings(result.candidate)
+        theirs = _settings(result.baseline or result.candidate)
         own = f"; ours alone {sorted(ours - theirs)}, the stock wheel alone {sorted(theirs - ours)}"
         message = f"both sides had the flags and variables of {result.recipe}"
         yield passed("flags", message + own * (ours != theirs))

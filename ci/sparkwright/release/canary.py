@@ -93,22 +93,23 @@ def write(store: Store, folder: Path, ladder: Ladder, against: Path, profile: st
     names = passes(ladder.verdicts)
     if not (names and ladder.wheel) or (against / "precise").exists():
         return
-    recorded = logprobs.load(against / LOGPROBS)
-    length, rows = min(TOKENS, recorded.shape[1]), []
-    for text in range(TEXTS):
-        rows += recorded.rows[text * (recorded.shape[1] - 1) :][: length - 1]
+    path = against / LOGPROBS
+    recorded = read_recorded(path, logprobs.Reference, limit=logprobs.LARGEST)
+    rows, first = list[logprobs.Row](), 0
+    for text in recorded.texts[:TEXTS]:
+        rows += recorded.rows[first:][: min(TOKENS, len(text)) - 1]
+        first += len(text) - 1
     # What is published names no path of this machine, as flags may.
     served = replace(recorded.served, flags=None)
     reference = replace(
         recorded,
         served=served,
-        shape=(TEXTS, length, *recorded.shape[2:]),
-        texts=[text[:length] for text in recorded.texts[:TEXTS]],
+        texts=[text[:TOKENS] for text in recorded.texts[:TEXTS]],
         rows=rows,
     )
     stock, path = None, against / TEXT
     if path.exists():
-        stock = read_recorded(path, StockText, "reference-damaged")
+        stock = read_recorded(path, StockText)
         stock = replace(stock, served=served, answers=stock.answers[:USUAL])
     path = folder / f"{ladder.wheel.file.removesuffix('.whl')}.canary.json"
     canaries = read(path) | dict.fromkeys(names, Canary(reference, stock, profile))

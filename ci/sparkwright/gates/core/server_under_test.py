@@ -25,7 +25,7 @@ from sparkwright.bench.server.client import Client, ServerInvalid
 from sparkwright.bench.server.launch import GATED, LaunchPlan
 from sparkwright.bench.server.server_process import Server
 from sparkwright.core.errors import FileError
-from sparkwright.core.files import LARGEST, T, read_json, sha256_file
+from sparkwright.core.files import LARGEST, read_json, sha256_file
 from sparkwright.gates.core.verdict import Check, invalid
 
 #: Why a server that we started does not run.
@@ -41,6 +41,21 @@ ENDED: Mapping[str, str] = {
     "watch MemAvailable (vllm #44740).",
     "log-unreadable": "The log is missing, is no text, or is too large. Save what the server "
     "prints, from its first line.",
+}
+
+#: Why what was recorded of the stock wheel, or of the last release, is of no use to a gate.
+REFERENCE: Mapping[str, str] = {
+    "reference-damaged": "What was recorded cannot be read, was cut short or changed, or is of an "
+    "earlier version. Record it again.",
+    "reference-unnamed": "What was recorded does not name the wheel that answered, so it may be "
+    "the candidate's. Record it with WHEEL, --serve and --recipe.",
+    "reference-is-candidate": "What was recorded is of the candidate's own wheel and shares its "
+    "faults. Record it from the official wheel or an earlier release.",
+    "reference-other-model": "What was recorded is of other weights, another tokenizer or other "
+    "texts. Record it with the same ones, and name the files of a server that runs already with "
+    "--model-folder.",
+    "reference-other-policy": "The stock wheel was asked other questions, or in another way, than "
+    "this policy and recipe ask. Record it again.",
 }
 
 REASONS: Mapping[str, str] = {
@@ -165,61 +180,73 @@ class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     flags: tuple[str, ...] | None = None
 
 
-def read_recorded(path: Path, kind: type[T], reason: str, *, limit: int = LARGEST) -> T:
+class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    Return what was recorded of a server in the file at *path*, read as hostile.
-
-    Raises:
-        ServerInvalid: It is no such file (*reason*).
-    """
-    try:
-        return read_json(path, kind, limit=limit)
-    except FileError as error:
-        # A verdict holds no path.
-        raise ServerInvalid(reason, f"{path.name} is no recorded {kind.__name__}") from error
-
-
-class StockAnswers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """
-    What the stock wheel answered.
+    What was recorded of a server.
 
     Attributes:
-        shape: A digest of the questions and how they were asked.
+        served: Its wheel, model, machine and flags.
+        shape: What decides whether another server can be compared: a digest, a name or sizes of
+            what it was asked.
     """
 
     served: ServerIdentity
     shape: str
 
 
-S = TypeVar("S", bound=StockAnswers)
+R = TypeVar("R", bound=Recorded)
+
+
+def read_recorded(path: Path, kind: type[R], *, limit: int = LARGEST) -> R:
+    """
+    Return what was recorded of a server in the file at *path*, read as hostile.
+
+    Raises:
+        ServerInvalid: It is no such file (``reference-damaged``).
+    """
+    try:
+        return read_json(path, kind, limit=limit)
+    except FileError as error:
+        # A verdict holds no path.
+        message = f"{path.name} is no recorded {kind.__name__}"
+        raise ServerInvalid("reference-damaged", message) from error
 
 
 def read_stock(
-    path: Path, kind: type[S], served: ServerIdentity, name: str, shape: str = ""
-) -> S | Check:
+    path: Path, kind: type[R], served: ServerIdentity, shape: str = "", *, limit: int = LARGEST
+) -> R:
     """
-    Return what another wheel answered, from the file at *path*, or why it is of no use.
+    Return what was recorded of the stock wheel in the file at *path*.
 
     Args:
         served: The identity of the candidate.
-        name: Of the check that says why.
-        shape: The digest of the questions that it must state; empty if any will do.
+        shape: That it must have; empty if any will do.
+
+    Raises:
+        ServerInvalid: It is damaged, or of no use to the candidate (`REFERENCE`).
     """
+    stock = read_recorded(path, kind, limit=limit)
+    own = stock.served
+    faults = {
+        "reference-unnamed": not own.wheel,
+        "reference-is-candidate": own.wheel == served.wheel,
+        "reference-other-model": own.model != served.model,
+        "reference-other-policy": shape not in ("", stock.shape),
+    }
+    for reason, applies in faults.items():
+        if applies:
+            raise ServerInvalid(reason, REFERENCE[reason].partition(".")[0])
+    return stock
+
+
+def find_stock(
+    path: Path, kind: type[R], served: ServerIdentity, name: str, shape: str = ""
+) -> R | Check:
+    """Return what `read_stock` does, or the check *name* that says why it is of no use."""
     try:
-        stock = read_recorded(path, kind, "reference-damaged")
+        return read_stock(path, kind, served, shape)
     except ServerInvalid as error:
         return invalid(name, error.message, error.reason)
-    if not stock.served.wheel or stock.served.wheel == served.wheel:
-        return invalid(
-            name,
-            "its answers are of the candidate's own wheel, or of none that it names",
-            "reference-is-candidate",
-        )
-    if stock.served.model != served.model:
-        return invalid(name, "its answers are of another model", "reference-other-model")
-    if shape and stock.shape != shape:
-        return invalid(name, "the stock wheel was asked otherwise", "reference-other-policy")
-    return stock
 
 
 class ServerUnderTest:
@@ -388,13 +415,11 @@ class PrefixCache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hits: Count = 0
 
 
-class ObservedServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ObservedServer(Recorded, frozen=True, forbid_unknown_fields=True):
     """
-    The facts about one launch of a server.
+    The facts about one launch of a server, whose `shape` is the name of its recipe.
 
     Attributes:
-        identity: The wheel, the model and the machine.
-        recipe: Name of the recipe; empty without one.
         name: Under which the model is served, by ``/v1/models``.
         version: Of vLLM, by ``/version``.
         max_model_len: Tokens of the longest request, by ``/v1/models``.
@@ -407,8 +432,6 @@ class ObservedServer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             least, and of those of them that only help.
     """
 
-    identity: ServerIdentity
-    recipe: str
     name: str
     version: str
     max_model_len: Annotated[int, msgspec.Meta(ge=1)]
