@@ -223,6 +223,7 @@ def write_kit(
     # Of its two implementations in C one is enough.
     with tempfile.TemporaryDirectory(dir=work) as folder:
         install(Path(folder), "zstandard")
+        reduce(Path(folder))
         (output / "zstandard").mkdir()
         for path in (Path(folder) / "zstandard").glob("*"):
             if path.name == "__init__.py" or path.name.startswith("backend_c."):
