@@ -25,7 +25,16 @@ from tests.support import packs, processes
 from uv import find_uv_bin
 
 from sparkwright.client.environment import CANARY, PACKS, Prefix
-from sparkwright.client.records import FileEdit, Overlay, Release, ReleaseFile, TextChange, WarmPack
+from sparkwright.client.index import newest_first
+from sparkwright.client.records import (
+    FileEdit,
+    Overlay,
+    Release,
+    ReleaseFile,
+    ReleaseState,
+    TextChange,
+    WarmPack,
+)
 from sparkwright.core.files import sha256_bytes, sha256_file
 from sparkwright.core.process import CACHES
 from sparkwright.release import publisher
@@ -91,6 +100,9 @@ def test_second_release_shares_equal_files_and_either_becomes_current(both: User
     before = both.listing()
 
     assert both.run("install").document["release"]["state"] == "there already"
+    (changed := both.site(TWO) / "other/added.py").write_text("")
+    assert both.run("install").reference == "environment-broken"
+    changed.unlink()
     trial = both.run("install", "--dry-run", "--version", ONE).document["release"]
     assert (trial["state"], both.listing()) == ("would switch", before)
     result = both.run("install", "--version", ONE).document["release"]
@@ -178,6 +190,16 @@ def test_rollback_to_a_yanked_release_needs_a_yes(both: User) -> None:
     assert (listed["current"], listed["installed"]) == (ONE, [ONE, TWO])
 
 
+def test_the_newest_release_is_that_of_the_latest_stack_and_number() -> None:
+    """Whatever the publisher's clock said."""
+    names = ("2026.11.2", "2026.11.1", "2026.9.10", "2026.9.9")
+    states = {
+        name: ReleaseState(stack=name.rpartition(".")[0], made=f"2026-12-0{day}T00:00:00Z", channel="verified", machines=("any",), pythons=("3.12",))
+        for day, name in enumerate(names, 1)
+    }
+    assert newest_first(states) == [*names]
+
+
 def test_install_skips_a_yanked_release_unless_it_is_named(both: User) -> None:
     both.world.yank(TWO)
     user = both.world.user()
@@ -226,14 +248,16 @@ def test_stack_and_channel_select_the_release(world: World) -> None:
 
 
 def test_uninstall_removes_a_release(both: User) -> None:
-    """Not while a program has loaded a file of it; without the current one, nothing runs."""
-    hold = "import mmap, os, sys, time; loaded = mmap.mmap(os.open(sys.argv[1], os.O_RDONLY), 0, prot=1); print(flush=True); time.sleep(600)"
-    command = [sys.executable, "-c", hold, str(both.prefix / "releases" / ONE / "pyvenv.cfg")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
-        assert server.stdout
-        assert server.stdout.readline()
-        assert both.run("uninstall", ONE).reference == "release-in-use"
-        server.kill()
+    """Not while a program has loaded a file of it, was started from it or works in it; without the current one, nothing runs."""
+    folder = both.prefix / "releases" / ONE
+    wait, load = "print(flush=True); time.sleep(600)", "import mmap, os, sys, time; loaded = mmap.mmap(os.open(sys.argv[1], os.O_RDONLY), 0, prot=1); "
+    loading = [sys.executable, "-c", load + wait, str(folder / "pyvenv.cfg")]
+    for command, place in ((loading, None), ([str(folder / "bin/python"), "-c", f"import time; {wait}"], None), ([sys.executable, "-c", f"import time; {wait}"], folder)):
+        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=place) as server:
+            assert server.stdout
+            assert server.stdout.readline()
+            assert both.run("uninstall", ONE).reference == "release-in-use"
+            server.kill()
     assert both.run("uninstall", ONE).code == 0
     assert both.run("uninstall").document["removed"] == TWO
     assert both.listing() == {"history.json": both.listing()["history.json"]}

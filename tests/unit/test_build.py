@@ -104,6 +104,9 @@ def test_nvcc_takes_the_compiler_of_cmake_but_in_a_cross_build(monkeypatch: pyte
     assert toolchain.compiler_version(*toolchain.host_compiler()) == "g++ 99.1.0"
     assert toolchain.Toolchain("key", tmp_path).environment()["CUDAHOSTCXX"] == "g++-99"
     assert "CUDAHOSTCXX" not in toolchain.Toolchain("key", tmp_path, tmp_path).environment()
+    monkeypatch.setenv("CXX", 'g++ "x')
+    with refusal("tool-missing", match="CXX is no command"):
+        toolchain.host_compiler()
 
 
 def test_an_environment_that_contradicts_the_stack_is_refused(mini: Mini) -> None:
@@ -325,11 +328,16 @@ DROPPED = ArchRules(dropped=(DroppedUnit("mini", "b.cu", "a trap on this device"
         ((), ArchRules(), "none"),
         (PTX80, kept("a.cu"), "kept"),
         ((), kept("a.cu", "default"), "kept"),
+        (("compute_120f:sm_120f",), kept("a.cu", "compute_120f"), "kept"),
+        # Of the generation, and yet nothing that the device loads.
+        (("compute_120a:sm_120a",), kept("a.cu", "compute_120a"), "folded"),
+        (("compute_123:sm_123",), kept("a.cu", "compute_123"), "folded"),
+        (("compute_130:compute_130",), kept("a.cu", "compute_130"), "foreign"),
     ],
 )
 def test_verdicts(gencode: tuple[str, ...], rules: ArchRules, verdict: str) -> None:
     plans_made = plans(gencode, NATIVE, rules=rules)
-    assert (plans_made.units[0].verdict, plans_made.units[0].reason) == (verdict, "why not" if rules.kept else "")
+    assert (plans_made.units[0].verdict, plans_made.units[0].reason) == (verdict, "why not" if verdict == "kept" else "")
 
 
 def test_units_that_are_dropped_pass_with_their_reason(capsys: pytest.CaptureFixture[str]) -> None:

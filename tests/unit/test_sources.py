@@ -195,6 +195,14 @@ def test_another_architecture_has_rules_and_a_label_of_its_own(host: Host, commi
             Project(host.root, host.stack, arch)
 
 
+def test_stack_has_the_name_of_its_folder(host: Host) -> None:
+    """Else its lock would be of another stack, and no command could mend that."""
+    host.lock()
+    (host.root / "forks" / host.stack).rename(host.root / "forks" / "other")
+    with refusal("file-invalid", match="its folder"):
+        Project(host.root, "other")
+
+
 def test_auto_takes_git_if_it_can_be_had(host: Host, commit: str, offered: Index, capsys: pytest.CaptureFixture[str]) -> None:
     """The commit decides, not the name of its tag; what is in the store needs no host. The reason for the sdist is said."""
     path = offered.release("1", {"a.txt": b"1\r\n"})

@@ -19,6 +19,7 @@ import msgspec
 
 from sparkwright.builder import BuildError, toolchain
 from sparkwright.builder.configure import Call, TranslationUnit
+from sparkwright.builder.wheel import gpu_target
 from sparkwright.builder.workspace import (
     ArchRules,
     Site,
@@ -262,15 +263,20 @@ def _verdict(gencode: tuple[str, ...], arch: str) -> Verdict:
 
 def _is_loadable(gencode: tuple[str, ...], virtual: str, arch: str) -> bool:
     """
-    Return whether all of *gencode* is for *virtual*, and a device of *arch* can load it: same
-    generation, or PTX without a suffix. Nothing is loaded of ``default``, a unit without a kernel.
+    Return whether all of *gencode* is for *virtual*, and a device of *arch* takes some of it.
+    Nothing is loaded of ``default``, a unit without a kernel.
     """
     if virtual == "default":
         return not gencode
-    if not gencode or any(entry.split(":")[0] != virtual for entry in gencode):
-        return False
-    portable = virtual[-1].isdigit() and f"{virtual}:{virtual}" in gencode
-    return _generation(virtual) == _generation(arch) or portable
+    major, minor, _ = gpu_target.parsed(f"sm_{arch.replace('.', '')}")
+    device, taken = (major, minor), False
+    for entry in gencode:
+        own, _, code = entry.partition(":")
+        if own != virtual:
+            return False
+        loads = gpu_target.loads if code.startswith("sm_") else gpu_target.compiles
+        taken = taken or loads(code, device)
+    return taken
 
 
 def _stale_entries(

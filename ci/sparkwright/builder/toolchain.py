@@ -264,8 +264,20 @@ def triple(machine: str) -> str:
 
 
 def host_compiler() -> list[str]:
-    """Return the command of this machine's C++ compiler, as CMake takes it: ``CXX``, else c++."""
-    return shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    """
+    Return the command of this machine's C++ compiler, as CMake takes it: ``CXX``, else c++.
+
+    Raises:
+        tool-missing: ``CXX`` is no command.
+    """
+    try:
+        return shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    except ValueError as error:
+        raise CommandError(
+            "tool-missing",
+            f"The variable CXX is no command: {error}.",
+            todo="Unset CXX, or set it to the command of a C++ compiler.",
+        ) from error
 
 
 def compiler_command(context: RunContext) -> list[str]:
@@ -281,14 +293,15 @@ def compiler_version(*command: str) -> str:
 
 def compiler(context: RunContext) -> str:
     """
-    Return the version of `compiler_command`, such as ``g++ (Debian 12.2.0-14) 12.2.0``.
+    Return the version of `compiler_command`, such as ``g++ (Debian 12.2.0-14) 12.2.0``, with the
+    arguments that the command has.
 
     Raises:
         tool-missing: It is not installed.
     """
     command = compiler_command(context)
     try:
-        return compiler_version(*command)
+        return " ".join([compiler_version(*command), *command[1:]])
     except CommandError as error:
         package = f"g++-{triple(context.machine)}".replace("_", "-") if context.cross else "g++"
         raise CommandError(

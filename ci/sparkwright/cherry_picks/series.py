@@ -171,12 +171,13 @@ def load_series(context: RunContext, fork: str) -> tuple[Patch, ...]:
 
 
 def pick_pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:
-    """Return the name of each pick of *fork*, its pins, and what is left out of it."""
+    """Return what the ledger says of each pick of *fork* that enters the tree or the wheel."""
     stack = context.project.stack
     return [
-        (record.name, record.sha256, record.base, record.tip, record.patch_id, record.stacks[stack])
+        (record.name, record.sha256, record.base, record.tip, record.patch_id,
+         record.title, record.reason, record.stacks[stack])
         for record in load_ledger(context.project.root, fork).carried(stack)
-    ]
+    ]  # fmt: skip
 
 
 def pins(context: RunContext, fork: str) -> list[tuple[object, ...]]:

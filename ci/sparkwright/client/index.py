@@ -267,11 +267,16 @@ def require_distinct_keys(root: Root) -> None:
         raise exceptions.UnsignedMetadataError(f"root {root.version} has a key under two ids")
 
 
+def _order(stack: str) -> list[str]:
+    """Return *stack* in a form in which ``2026.9`` comes before ``2026.11``."""
+    return [part.zfill(8) for part in stack.split(".")]
+
+
 def newest_first(states: Mapping[str, ReleaseState]) -> list[str]:
     """Return the names of releases, those of the latest stack and the latest of each first."""
     return sorted(
         states,
-        key=lambda name: (states[name].stack, states[name].made, number(name)),
+        key=lambda name: (_order(states[name].stack), number(name)),
         reverse=True,
     )
 

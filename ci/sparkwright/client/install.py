@@ -102,7 +102,7 @@ def select_release(
     if not offered:
         raise ClientError(
             "release-yanked",
-            "Every release that fits was yanked.",
+            f"Every {channel} release that fits was yanked.",
             details=[f"{name}: {states[name].yanked}" for name in (proved or names)[:10]],
         )
     if reason := states[offered[0]].yanked:
@@ -173,6 +173,7 @@ def install(
                     f"`sparkwright uninstall {name}`.",
                 )
             if present and (prefix.current, present.folder) == (name, str(folder)):
+                _require_unchanged(prefix, name)
                 return _result(prefix, "there already", present, present)
             with prefix.switching():
                 return _switch(prefix, name, dry_run=dry_run)
@@ -522,16 +523,21 @@ def find_changes(prefix: Prefix, name: str, *, deep: bool = False) -> list[str]:
     ]
 
 
-def _switch(
-    prefix: Prefix, name: str, *, back: Sequence[str] = (), dry_run: bool = False
-) -> dict[str, Any]:
-    """Let ``current`` lead to an environment that is there; raise if it was changed."""
+def _require_unchanged(prefix: Prefix, name: str) -> None:
+    """Raise `environment-broken` if the environment *name* was changed."""
     if changes := find_changes(prefix, name):
         raise ClientError(
             "environment-broken",
             f"{prefix.environment_folder(name)} was changed.",
             details=changes[:20],
         )
+
+
+def _switch(
+    prefix: Prefix, name: str, *, back: Sequence[str] = (), dry_run: bool = False
+) -> dict[str, Any]:
+    """Let ``current`` lead to an environment that is there; raise if it was changed."""
+    _require_unchanged(prefix, name)
     before, after = prefix.marker(prefix.current), prefix.marker(name)
     assert after
     if dry_run:
@@ -594,8 +600,14 @@ def uninstall(prefix: Prefix, name: str) -> str:
 
 
 def _processes_in(folder: Path) -> Iterator[str]:
-    """Yield the numbers of this user's processes that have loaded a file of *folder*."""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
+    """
+    Yield the numbers of this user's processes that were started from *folder*, have loaded a file
+    of it, or work in it.
+    """
+    inside = os.fsencode(f"{folder.resolve()}/")
+    for running in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if os.fsencode(f" {folder.resolve()}/") in maps.read_bytes():
-                yield maps.parent.name
+            maps, command = (running / "maps").read_bytes(), (running / "cmdline").read_bytes()
+            place = os.fsencode(f"{(running / 'cwd').readlink()}/")
+            if b" " + inside in maps or place.startswith(inside) or command.startswith(inside):
+                yield running.name

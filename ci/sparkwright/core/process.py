@@ -128,6 +128,11 @@ def clean_environment(**extra: str) -> dict[str, str]:
         "CUDAFLAGS",
         "LDFLAGS",
         "CPATH",
+        "C_INCLUDE_PATH",
+        "CPLUS_INCLUDE_PATH",
+        "LIBRARY_PATH",
+        "COMPILER_PATH",
+        "GCC_EXEC_PREFIX",
         "NVCC_PREPEND_FLAGS",
         "NVCC_APPEND_FLAGS",
         "TORCH_CUDA_ARCH_LIST",
@@ -135,6 +140,8 @@ def clean_environment(**extra: str) -> dict[str, str]:
         "CUDAARCHS",
         "MAKEFLAGS",
         "CMAKE_PREFIX_PATH",
+        "CMAKE_TOOLCHAIN_FILE",
+        "VLLM_CUTLASS_SRC_DIR",
     )
     environment = {name: value for name, value in os.environ.items() if name not in unwanted}
     environment |= {"LC_ALL": "C.UTF-8", **extra}

@@ -282,6 +282,12 @@ class Project:
         self.lock_file = self.stack_file.with_name("lock.yaml")
         self.build_folder = root / "build" / stack
         self.spec = strict_yaml.load(self.stack_file, StackSpec)
+        if self.spec.stack != stack:
+            raise FileError(
+                "file-invalid",
+                f"{self.stack_file} is of stack {self.spec.stack!r}, and its folder of {stack!r}.",
+                todo="Let its field `stack` have the name of the folder.",
+            )
         self.suffix = f"-{arch}" if arch not in ("", self.spec.arch) else ""
         if self.suffix:
             files = self.build_folder.glob("archs-*.yaml")
