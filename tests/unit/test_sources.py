@@ -195,6 +195,7 @@ def test_another_architecture_has_rules_and_a_label_of_its_own(host: Host, commi
             Project(host.root, host.stack, arch)
 
 
+@pytest.mark.usefixtures("commit")
 def test_stack_has_the_name_of_its_folder(host: Host) -> None:
     """Else its lock would be of another stack, and no command could mend that."""
     host.lock()
