@@ -307,6 +307,7 @@ PIP_CONF = "[global]\nindex-url = https://e.example/\n"
         ({"PIP_INDEX_URL": "https://d.example/", "SPARKWRIGHT_INDEX_URL": "https://a.example/"}, "https://a.example/"),
         ({"PIP_INDEX_URL": "https://d.example/", "pip/pip.conf": PIP_CONF}, "https://d.example/"),
         ({"pip/pip.conf": PIP_CONF}, "https://e.example/"),
+        ({"pip/pip.conf": PIP_CONF.replace("-", "_")}, "https://e.example/"),
     ],
 )
 def test_the_users_own_index_is_asked(

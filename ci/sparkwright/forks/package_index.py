@@ -79,13 +79,21 @@ def index_url() -> str:
     return re.sub(r"\A[\w.-]+=", "", own) or _configured() or PYPI_SIMPLE_ENDPOINT
 
 
+class _PipConfiguration(configparser.RawConfigParser):
+    """A configuration of pip, to which ``index_url`` is ``index-url``."""
+
+    def optionxform(self, optionstr: str) -> str:
+        """Return the name of an option as pip takes it."""
+        return super().optionxform(optionstr).replace("_", "-")
+
+
 def _configured() -> str:
     """Return the index that the user's pip.conf names; empty if none does."""
     # The later ones win, as with pip.
     paths = [Path("/etc/xdg/pip/pip.conf"), Path("/etc/pip.conf"), Path.home() / ".pip/pip.conf"]
     paths += [platformdirs.user_config_path("pip") / "pip.conf", Path(sys.prefix) / "pip.conf"]
     named = os.environ.get("PIP_CONFIG_FILE", "")
-    pip = configparser.RawConfigParser()
+    pip = _PipConfiguration()
     try:
         pip.read([*paths, named] if named != os.devnull else [], "utf-8")
     except (OSError, ValueError, configparser.Error) as error:
