@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -104,6 +105,8 @@ def test_nvcc_takes_the_compiler_of_cmake_but_in_a_cross_build(monkeypatch: pyte
     assert toolchain.compiler_version(*toolchain.host_compiler()) == "g++ 99.1.0"
     assert toolchain.Toolchain("key", tmp_path).environment()["CUDAHOSTCXX"] == "g++-99"
     assert "CUDAHOSTCXX" not in toolchain.Toolchain("key", tmp_path, tmp_path).environment()
+    monkeypatch.setenv("CXX", "g++-99 -O0")
+    assert toolchain.compiler(Mock(cross=False)) == "g++ 99.1.0 -O0"
     monkeypatch.setenv("CXX", 'g++ "x')
     with refusal("tool-missing", match="CXX is no command"):
         toolchain.host_compiler()

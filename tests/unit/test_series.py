@@ -216,6 +216,9 @@ def test_picks_come_first_also_from_a_store_that_lost_a_part(host: Host, lost: s
     assert applied_by(host) == first
     assert [step.name for step in first.steps] == ["#7", "ours.patch"]
     assert (files["b.txt"], files["c.txt"]) == (b"picked\n", b"c\n")
+    # What a wheel says of a pick is what the ledger says now.
+    host.write(*(msgspec.structs.replace(record, reason="another reason") for record in host.ledger.records))
+    assert [step.reason for step in applied_by(host).steps] == ["another reason", first.steps[1].reason]
 
 
 def test_a_patch_of_ours_that_conflicts_has_the_whole_report(host: Host) -> None:
