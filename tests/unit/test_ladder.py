@@ -31,6 +31,7 @@ from sparkwright.core.files import sha256_file
 from sparkwright.core.states import State
 from sparkwright.core.store import Store
 from sparkwright.forks.stack import Project
+from sparkwright.gates import throughput
 from sparkwright.gates.core import policy
 from sparkwright.gates.core.builder import GateBuilder
 from sparkwright.gates.core.ladder import (
@@ -500,8 +501,17 @@ def test_a_server_that_dies_at_one_file_of_the_reference_is_started_again_for_th
 def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(
     built: Built, served: GateOptions, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G8's result is on the disk before its checks are judged, and its verdict names the policy that a release asks for."""
+    """
+    G8's result is on the disk before its checks are judged, and its verdict names the policy that a release asks for. Environments
+    that hold other wheels are not measured.
+    """
     monkeypatch.setattr("sparkwright.bench.vllm_bench.obtain", lambda *_, **__: None)
+    stock = tmp_path / "stock" / wheel.name
+    stock.parent.mkdir()
+    stock.write_bytes(wheel.read_bytes())
+    with built(replace(served, recipe="toy-cpu", wheel=wheel, baseline=stock, baseline_python=served.python, workload=("quick",))) as builder:
+        states = {check.name: check.state for check in builder.gate("G8").run().checks}
+        assert states == {"candidate-wheel": "fail", "baseline-wheel": "invalid"}
     monkeypatch.setattr(wheel_identity, "mismatches", lambda *_: {})
     measured = [verdicts.result(wheel), replace(verdicts.result(wheel), state="not-run", legs=())]
     monkeypatch.setattr(Experiment, "result", lambda *_: measured.pop(0))
@@ -511,6 +521,11 @@ def test_hours_of_measuring_outlive_verdicts_that_cannot_be_stored(
     file = replace(release_policy.load(ROOT).file, recipes={"toy": ("toy-cpu",)})
     with built(replace(served, wheel=wheel, baseline=wheel, baseline_python=served.python, recipe="toy-cpu")) as builder:
         assert builder.gate("G8").policy == release_policy._gate_digests(ROOT, file)["G8 toy-cpu"]
+    # Of a run without a launch of the candidate, nothing is said of its kernels.
+    result = verdicts.result(wheel)
+    alone = replace(result, legs=tuple(leg for leg in result.legs if leg.side != "candidate"))
+    kernels = [{check.name: check.state for check in throughput.checks(one)}["contract"] for one in (result, alone)]
+    assert kernels == ["pass", "not-run"]
     # A run that had no time for a block leaves the file of the earlier verdict.
     assert sha256_file(tmp_path / "out" / f"tiny-1.0-py3-none-any.{verdicts.RECIPE}.throughput.json") == evidence
 

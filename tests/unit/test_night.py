@@ -556,3 +556,11 @@ def test_a_finished_gate_counts_as_long_as_it_is_true(change: str, tonight: Toni
     asked = {"workload": ("rehearsal",), "texts": texts, "server_user": "nobody", "output": "other"}
     again = tonight(**{name: value for name, value in asked.items() if name == change})
     assert (again.estimate("G4")[1] == "done") is (change == "nothing")
+
+
+def test_without_a_reference_no_soak_begins_and_the_plan_knows_the_task(tonight: Tonight) -> None:
+    """Hours of load could end in nothing but not-run; G3 and G4 show at least what a server alone can."""
+    made = tonight()
+    made._unrecorded = ladder.stopped("the stock wheel does not start", "step-failed")
+    assert [name for name in ladder.SERVED if made._reason_not_to_begin(name) is made._unrecorded] == ["G5", "G6", "G7", "G8"]
+    assert tonight(task="largest").estimate("G6")[0] < made.estimate("G6")[0] / 2
