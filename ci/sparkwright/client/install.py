@@ -608,6 +608,6 @@ def _processes_in(folder: Path) -> Iterator[str]:
     for running in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             maps, command = (running / "maps").read_bytes(), (running / "cmdline").read_bytes()
-            place = os.fsencode(f"{(running / 'cwd').readlink()}/")
-            if b" " + inside in maps or place.startswith(inside) or command.startswith(inside):
+            directory = os.fsencode(f"{(running / 'cwd').readlink()}/")
+            if b" " + inside in maps or directory.startswith(inside) or command.startswith(inside):
                 yield running.name

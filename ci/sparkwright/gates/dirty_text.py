@@ -143,8 +143,9 @@ class DirtyText:
             self.refused = error.message
         if recipe and "tools" in recipe.abilities and not self.refused:
             self._items += [(text, True) for text in self.rules.calls]
-        asked = [self._items, self.refused and wrap, self.rules.tokens, self.rules.temperature]
-        self.shape = sha256_bytes(canonical(asked))
+        markup, rules = wrap if self.refused else "", self.rules
+        questions = [self._items, bool(self.refused), markup, rules.tokens, rules.temperature]
+        self.shape = sha256_bytes(canonical(questions))
         self.cells: list[Cell] = [(False, False), (True, False)]
         tokens = self.rules.blocks * cache_block(client.metrics())
         if 0 < tokens <= 0.75 * client.max_model_len():

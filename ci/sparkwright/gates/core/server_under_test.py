@@ -43,7 +43,7 @@ ENDED: Mapping[str, str] = {
     "prints, from its first line.",
 }
 
-#: Why what was recorded of the stock wheel, or of the last release, is of no use to a gate.
+#: Reasons why a gate has no use for a record of the stock wheel or of the last release.
 REFERENCE: Mapping[str, str] = {
     "reference-damaged": "What was recorded cannot be read, was cut short or changed, or is of an "
     "earlier version. Record it again.",
@@ -182,12 +182,12 @@ class ServerIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Recorded(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """
-    What was recorded of a server.
+    A record of a server, with which another one is compared.
 
     Attributes:
         served: Its wheel, model, machine and flags.
-        shape: What decides whether another server can be compared: a digest, a name or sizes of
-            what it was asked.
+        shape: What both must have in common: the name of the recipe, or the sizes or a digest of
+            the questions.
     """
 
     served: ServerIdentity
@@ -199,7 +199,7 @@ R = TypeVar("R", bound=Recorded)
 
 def read_recorded(path: Path, kind: type[R], *, limit: int = LARGEST) -> R:
     """
-    Return what was recorded of a server in the file at *path*, read as hostile.
+    Return the record in the file at *path*, which is read as hostile.
 
     Raises:
         ServerInvalid: It is no such file (``reference-damaged``).
@@ -216,7 +216,7 @@ def read_stock(
     path: Path, kind: type[R], served: ServerIdentity, shape: str = "", *, limit: int = LARGEST
 ) -> R:
     """
-    Return what was recorded of the stock wheel in the file at *path*.
+    Return the record of the stock wheel in the file at *path*, checked for use with a candidate.
 
     Args:
         served: The identity of the candidate.
